@@ -1,0 +1,45 @@
+# Every target builds the environment it needs first (tools/bootstrap.sh; nothing to do the second time).
+# ARGS goes to the command behind the target: make test ARGS="tests/disagg -k fence"
+
+SHELL := bash
+VENV_PYTHON := .venv/bin/python
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test soak gpu-test lint format protos lock clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+env: ## make .venv from requirements.lock (EXTRAS="cuda13" adds extras)
+	@tools/bootstrap.sh
+
+demo: env ## start prefill and decode, answer some prompts, compare with a single process
+	@$(VENV_PYTHON) -m serve demo $(ARGS)
+
+test: env ## run the tests (all but the soak and GPU ones)
+	@$(VENV_PYTHON) -m pytest -q $(ARGS)
+
+soak: env ## run the long tests: many requests, many repetitions, real processes
+	@$(VENV_PYTHON) -m pytest -q -m soak $(ARGS)
+
+gpu-test: env ## run the tests that need a GPU
+	@$(VENV_PYTHON) -m pytest -q -m gpu $(ARGS)
+
+lint: env ## ruff, pyright, import-linter, buildifier
+	@tools/lint.sh
+
+format: env ## rewrite Python files the way lint wants them
+	@$(VENV_PYTHON) -m ruff check --fix-only --quiet .
+	@$(VENV_PYTHON) -m ruff format .
+
+protos: env ## generate the protobuf code from the .proto files
+	@tools/generate_protos.sh
+
+lock: ## resolve pyproject.toml into requirements.lock (make lock ARGS=--upgrade for new versions)
+	@"$$(tools/bootstrap.sh --print-uv)" pip compile pyproject.toml --group dev --universal --python-version 3.12 \
+		--generate-hashes --custom-compile-command 'make lock' --quiet --output-file requirements.lock $(ARGS)
+
+clean: ## remove the environment, caches and build results
+	rm -rf .venv .cache build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
