@@ -48,10 +48,10 @@ install_uv() {
     say "installing uv into $UV_HOME"
     rm -rf "$UV_HOME"
     if "$host" -m venv "$UV_HOME" >/dev/null 2>&1; then
-      "$UV_HOME/bin/python" -m pip install --quiet 'uv>=0.9' >&2 && return 0
+      "$UV_HOME/bin/python" -m pip install -qq 'uv>=0.9' >&2 && return 0
     else
       rm -rf "$UV_HOME"
-      "$host" -m pip install --quiet --target "$UV_HOME" 'uv>=0.9' >&2 && return 0
+      "$host" -m pip install -qq --target "$UV_HOME" 'uv>=0.9' >&2 && return 0
     fi
   done
   die "uv is not on PATH and no Python here could install it; install uv by hand, or set UV=/path/to/uv"
