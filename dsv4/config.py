@@ -1,0 +1,327 @@
+"""Model configuration: one frozen, validated `ModelConfig` per DeepSeek-V4 checkpoint.
+
+Field names are those of the published `config.json`. `from_hf` also reads the names of the
+official inference code and the rewritten form of transformers (`layer_types`, `rope_parameters`).
+Every error is a ValueError that names the field, the value seen and what was expected.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import numbers
+from collections.abc import Mapping
+from typing import Any, Literal
+
+LayerKind = Literal["swa", "c4", "c128"]
+
+_KIND_OF_RATIO: dict[int, LayerKind] = {0: "swa", 4: "c4", 128: "c128"}
+
+# Names of the official inference JSON -> published names.
+_ALIASES = {
+    "dim": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "moe_inter_dim": "moe_intermediate_size",
+    "n_hash_layers": "num_hash_layers",
+    "n_mtp_layers": "num_nextn_predict_layers",
+    "window_size": "sliding_window",
+    "route_scale": "routed_scaling_factor",
+    "rope_head_dim": "qk_rope_head_dim",
+    "score_func": "scoring_func",
+    "n_activated_experts": "num_experts_per_tok",
+    "norm_eps": "rms_norm_eps",
+    "max_seq_len": "max_position_embeddings",
+}
+
+# Fields this implementation supports with exactly one value.
+_FIXED = {
+    "num_key_value_heads": 1,
+    "scoring_func": "sqrtsoftplus",
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """YaRN parameters of the compressed layers' rotary embedding (no mscale in this model)."""
+
+    factor: float = 16.0
+    original_max_position_embeddings: int = 65536
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Shape and constants of one DeepSeek-V4 model; hashable, so usable as a static argument.
+
+    `compress_ratios` has one entry (0, 4 or 128) per layer, then one per MTP layer.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    moe_intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    head_dim: int
+    qk_rope_head_dim: int
+    q_lora_rank: int
+    o_groups: int
+    o_lora_rank: int
+    n_routed_experts: int
+    num_experts_per_tok: int
+    routed_scaling_factor: float
+    compress_ratios: tuple[int, ...]
+    index_n_heads: int
+    index_head_dim: int
+    index_topk: int
+    n_shared_experts: int = 1
+    num_hash_layers: int = 3
+    swiglu_limit: float = 10.0
+    sliding_window: int = 128
+    hc_mult: int = 4
+    hc_sinkhorn_iters: int = 20
+    hc_eps: float = 1e-6
+    rms_norm_eps: float = 1e-6
+    num_nextn_predict_layers: int = 1
+    max_position_embeddings: int = 1048576
+    rope_theta: float = 10000.0
+    compress_rope_theta: float = 160000.0
+    rope_scaling: RopeScaling | None = RopeScaling()
+    bos_token_id: int = 0
+    eos_token_id: int = 1
+
+    def __post_init__(self) -> None:
+        _check_positive(self)
+        _check_relations(self)
+
+    @classmethod
+    def flash(cls) -> ModelConfig:
+        """DeepSeek-V4-Flash: 284B parameters, 13B active."""
+        return cls(
+            vocab_size=129280,
+            hidden_size=4096,
+            moe_intermediate_size=2048,
+            num_hidden_layers=43,
+            num_attention_heads=64,
+            head_dim=512,
+            qk_rope_head_dim=64,
+            q_lora_rank=1024,
+            o_groups=8,
+            o_lora_rank=1024,
+            n_routed_experts=256,
+            num_experts_per_tok=6,
+            routed_scaling_factor=1.5,
+            compress_ratios=(0, 0) + (4, 128) * 20 + (4, 0),
+            index_n_heads=64,
+            index_head_dim=128,
+            index_topk=512,
+        )
+
+    @classmethod
+    def pro(cls) -> ModelConfig:
+        """DeepSeek-V4-Pro: 1.6T parameters, 49B active."""
+        return cls(
+            vocab_size=129280,
+            hidden_size=7168,
+            moe_intermediate_size=3072,
+            num_hidden_layers=61,
+            num_attention_heads=128,
+            head_dim=512,
+            qk_rope_head_dim=64,
+            q_lora_rank=1536,
+            o_groups=16,
+            o_lora_rank=1024,
+            n_routed_experts=384,
+            num_experts_per_tok=6,
+            routed_scaling_factor=2.5,
+            compress_ratios=(128, 128) + (4, 128) * 29 + (4, 0),
+            index_n_heads=64,
+            index_head_dim=128,
+            index_topk=1024,
+        )
+
+    @classmethod
+    def tiny(cls) -> ModelConfig:
+        """Six layers of every kind at sizes that compile and run in seconds on two cores."""
+        return cls(
+            vocab_size=384,
+            hidden_size=128,
+            moe_intermediate_size=64,
+            num_hidden_layers=6,
+            num_attention_heads=4,
+            head_dim=64,
+            qk_rope_head_dim=16,
+            q_lora_rank=48,
+            o_groups=2,
+            o_lora_rank=32,
+            n_routed_experts=8,
+            num_experts_per_tok=2,
+            routed_scaling_factor=1.5,
+            compress_ratios=(0, 4, 128, 4, 128, 4, 0),
+            index_n_heads=32,
+            index_head_dim=32,
+            index_topk=8,
+            num_hash_layers=2,
+            sliding_window=32,
+        )
+
+    @classmethod
+    def from_hf(cls, raw: Mapping[str, Any]) -> ModelConfig:
+        """Reads a parsed `config.json` in any of the three published naming schemes.
+
+        Unknown keys are ignored, except values this implementation does not support (biases, tied
+        embeddings, another scoring function): those are refused. Raises ValueError.
+        """
+        values = _published_names(raw)
+        for field, expected in _FIXED.items():
+            if values.get(field, expected) != expected:
+                raise ValueError(f"{field}: got {values[field]!r}, supported is {expected!r}")
+        values["rope_scaling"] = _read_rope_scaling(values.get("rope_scaling"))
+        values["compress_ratios"] = _read_compress_ratios(values)
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        missing = [
+            name
+            for name, field in fields.items()
+            if name not in values and field.default is dataclasses.MISSING
+        ]
+        if missing:
+            raise ValueError(f"config lacks {', '.join(missing)}: expected in every config.json")
+        return cls(**{name: values[name] for name in fields if name in values})
+
+    def canonical_json(self) -> str:
+        """One line of JSON with sorted keys: equal for equal models, used in model identity."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
+
+    def layer_kind(self, layer: int) -> LayerKind:
+        """Kind of attention of a main layer: "swa", "c4" (with indexer) or "c128"."""
+        if not 0 <= layer < self.num_hidden_layers:
+            raise ValueError(f"layer: got {layer}, expected 0..{self.num_hidden_layers - 1}")
+        return _KIND_OF_RATIO[self.compress_ratios[layer]]
+
+    def uses_hash_routing(self, layer: int) -> bool:
+        """Whether a layer picks its experts by token id instead of by score."""
+        return layer < self.num_hash_layers
+
+
+_MAY_BE_ZERO = ("num_hash_layers", "num_nextn_predict_layers", "bos_token_id", "eos_token_id")
+
+
+def _check_positive(config: ModelConfig) -> None:
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.type == "int":
+            least = 0 if field.name in _MAY_BE_ZERO else 1
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{field.name}: got {value!r}, expected an integer >= {least}")
+        elif field.type == "float":
+            if not isinstance(value, numbers.Real) or isinstance(value, bool) or not value > 0:
+                raise ValueError(f"{field.name}: got {value!r}, expected a number > 0")
+            object.__setattr__(config, field.name, float(value))
+
+
+def _check_relations(config: ModelConfig) -> None:
+    ratios = config.compress_ratios
+    layers, mtp = config.num_hidden_layers, config.num_nextn_predict_layers
+    if len(ratios) not in (layers, layers + mtp):
+        raise ValueError(
+            f"compress_ratios: got {len(ratios)} entries, expected {layers} (num_hidden_layers) "
+            f"or {layers + mtp} (with MTP layers)"
+        )
+    for index, ratio in enumerate(ratios):
+        if ratio not in _KIND_OF_RATIO:
+            raise ValueError(f"compress_ratios[{index}]: got {ratio!r}, expected 0, 4 or 128")
+    rope = config.qk_rope_head_dim
+    for field, value in (("head_dim", config.head_dim), ("index_head_dim", config.index_head_dim)):
+        if value < rope:
+            raise ValueError(f"{field}: got {value}, expected >= qk_rope_head_dim ({rope})")
+    if rope % 2:
+        raise ValueError(f"qk_rope_head_dim: got {rope}, expected an even number")
+    if config.num_attention_heads % config.o_groups:
+        raise ValueError(
+            f"o_groups: got {config.o_groups}, expected a divisor of num_attention_heads "
+            f"({config.num_attention_heads})"
+        )
+    if config.num_experts_per_tok > config.n_routed_experts:
+        raise ValueError(
+            f"num_experts_per_tok: got {config.num_experts_per_tok}, expected at most "
+            f"n_routed_experts ({config.n_routed_experts})"
+        )
+
+
+def _published_names(raw: Mapping[str, Any]) -> dict[str, Any]:
+    values = dict(raw)
+    for alias, name in _ALIASES.items():
+        if alias in raw and name not in raw:
+            values[name] = raw[alias]
+    if "qk_rope_head_dim" not in values and "partial_rotary_factor" in values:
+        values["qk_rope_head_dim"] = round(values["partial_rotary_factor"] * values["head_dim"])
+    if "original_seq_len" in raw and "rope_scaling" not in raw:
+        values["rope_scaling"] = {
+            "factor": raw.get("rope_factor", 16),
+            "original_max_position_embeddings": raw["original_seq_len"],
+            "beta_fast": raw.get("beta_fast", 32),
+            "beta_slow": raw.get("beta_slow", 1),
+        }
+    parameters = values.get("rope_parameters")
+    if isinstance(parameters, Mapping) and "compress" in parameters:
+        main, compress = parameters.get("main", {}), parameters["compress"]
+        values.setdefault("rope_theta", main.get("rope_theta", 10000.0))
+        values.setdefault("compress_rope_theta", compress.get("rope_theta", 160000.0))
+        values.setdefault("rope_scaling", compress)
+    if "num_hash_layers" not in values and "mlp_layer_types" in values:
+        values["num_hash_layers"] = _count_hash_layers(values["mlp_layer_types"])
+    return values
+
+
+def _count_hash_layers(mlp_layer_types: Any) -> int:
+    kinds = list(mlp_layer_types)
+    count = kinds.count("hash_moe")
+    expected = ["hash_moe"] * count + ["moe"] * (len(kinds) - count)
+    if kinds != expected:
+        raise ValueError(f"mlp_layer_types: got {kinds}, expected hash_moe layers, then moe layers")
+    return count
+
+
+def _read_rope_scaling(raw: Any) -> RopeScaling | None:
+    if raw is None or isinstance(raw, RopeScaling):
+        return raw
+    kind = raw.get("rope_type", raw.get("type", "yarn"))
+    if kind == "default":
+        return None
+    if kind != "yarn":
+        raise ValueError(f"rope_scaling.type: got {kind!r}, expected 'yarn'")
+    try:
+        return RopeScaling(
+            factor=float(raw["factor"]),
+            original_max_position_embeddings=int(raw["original_max_position_embeddings"]),
+            beta_fast=float(raw.get("beta_fast", 32)),
+            beta_slow=float(raw.get("beta_slow", 1)),
+        )
+    except KeyError as error:
+        raise ValueError(f"rope_scaling lacks {error.args[0]!r}: expected with type yarn") from error
+
+
+def _read_compress_ratios(values: Mapping[str, Any]) -> tuple[int, ...]:
+    if values.get("compress_ratios") is not None:
+        return tuple(values["compress_ratios"])
+    if values.get("layer_types") is None:
+        raise ValueError(
+            "compress_ratios: missing, and so is layer_types; expected one of them, because the "
+            "layer pattern differs between models"
+        )
+    rates = values.get("compress_rates") or {}
+    ratio_of_type = {
+        "sliding_attention": 0,
+        "compressed_sparse_attention": rates.get("compressed_sparse_attention", 4),
+        "heavily_compressed_attention": rates.get("heavily_compressed_attention", 128),
+    }
+    unknown = sorted(set(values["layer_types"]) - set(ratio_of_type))
+    if unknown:
+        raise ValueError(f"layer_types: got {unknown}, expected one of {sorted(ratio_of_type)}")
+    return tuple(ratio_of_type[kind] for kind in values["layer_types"])
