@@ -1,0 +1,372 @@
+"""The engine that answers requests: admission, prefill, continuous batching, streaming.
+
+Serves the roles `decode` (prompts come from prefill processes) and `local` (prompts are computed
+here); they differ in the Prefiller alone. All state lives on the event loop; the device thread
+sees only host values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+
+from disagg.errors import Cancelled, DeadlineExceeded, DisaggError, Internal, PeerLost
+from dsv4.text.tokenizer import Tokenizer
+from serve.engine.admission import AdmissionQueue, Grant
+from serve.engine.batching import plan_round
+from serve.engine.buckets import bucket_for
+from serve.engine.device import DeviceThread
+from serve.engine.output import Finish, OutputStream
+from serve.engine.prefiller import Prefilled, Prefiller
+from serve.engine.request import (
+    Completion,
+    Delta,
+    EngineStatus,
+    Request,
+    Timing,
+    Usage,
+)
+from serve.engine.runner import DecodeRow, NonFiniteLogits, RowSampling, Runner
+from serve.engine.sampler import seed_of
+
+log = logging.getLogger(__name__)
+
+STALL_SECONDS = 120.0  # a device operation longer than this turns health off
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """What an engine's loader returns."""
+
+    runner: Runner
+    tokenizer: Tokenizer | None
+    fingerprint: str
+    layout_digest: str
+    max_context: int
+    warm_up: Callable[[], None]
+
+
+@dataclass(eq=False)
+class _Sequence:
+    """One request in flight."""
+
+    request: Request
+    sampling: RowSampling
+    output: OutputStream
+    arrived: float
+    events: asyncio.Queue[Delta | Completion | DisaggError] = field(default_factory=asyncio.Queue)
+    admitted: asyncio.Future[Grant] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    decoded: asyncio.Future[Finish] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    grant: Grant | None = None
+    last_token: int = -1
+    first_token_at: float = 0.0
+
+    @property
+    def position(self) -> int:
+        """Position of the last token drawn, which the next step takes in."""
+        return len(self.request.token_ids) + len(self.output.token_ids) - 1
+
+
+class GenerateEngine:
+    """See the module docstring.
+
+    Args:
+      role: "decode" or "local".
+      load: builds the model and the runner; called once, on the device thread.
+      prefiller: where prompts are computed.
+      num_slots, num_pages: of the pools, scratch included.
+      max_waiting: requests that may queue for memory.
+      settings: effective settings, shown by ServerInfo.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        load: Callable[[], LoadedModel],
+        prefiller: Prefiller,
+        *,
+        max_waiting: int,
+        settings: dict[str, str],
+    ) -> None:
+        self._role = role
+        self._load = load
+        self._prefiller = prefiller
+        self._max_waiting = max_waiting
+        self._settings = settings
+        self._device = DeviceThread()
+        self._loaded: LoadedModel | None = None
+        self._queue: AdmissionQueue | None = None
+        self._in_flight: dict[str, _Sequence] = {}
+        self._running: dict[str, _Sequence] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._loop_task: asyncio.Task[None] | None = None
+        self._draining = False
+        self._failure: Exception | None = None
+        self._finished = self._failed = 0
+
+    # --- life cycle ----------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        loaded = await self._device.run(self._load)
+        await self._device.run(loaded.warm_up)
+        runner = loaded.runner
+        self._queue = AdmissionQueue(
+            num_pages=runner.num_pages, num_slots=runner.num_slots, max_waiting=self._max_waiting
+        )
+        await self._prefiller.start(runner, self._device)
+        self._loaded = loaded
+        self._loop_task = asyncio.create_task(self._decode_loop(), name="decode-loop")
+
+    async def drain(self) -> None:
+        self._draining = True
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def stop(self) -> None:
+        self._draining = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._loop_task:
+            self._loop_task.cancel()
+            await asyncio.wait([self._loop_task])
+        await self._prefiller.stop()
+        self._device.close()
+
+    # --- one request ---------------------------------------------------------------------------
+
+    async def generate(self, request: Request) -> AsyncIterator[Delta | Completion]:
+        sequence = self._accept(request)
+        task = asyncio.create_task(self._serve(sequence), name=f"request-{request.request_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            while True:
+                event = await sequence.events.get()
+                if isinstance(event, DisaggError):
+                    raise event
+                yield event
+                if isinstance(event, Completion):
+                    return
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _accept(self, request: Request) -> _Sequence:
+        """Validates and queues the request; raises DisaggError when it can't be served."""
+        if self._loaded is None or self._queue is None:
+            raise PeerLost("engine: still loading; retry when health says SERVING")
+        if self._failure is not None:
+            raise Internal(f"engine: stopped after a device error: {self._failure}")
+        if self._draining:
+            raise PeerLost("engine: draining, takes no new requests")
+        loaded, runner = self._loaded, self._loaded.runner
+        request.validate(vocab_size=runner.config.vocab_size, max_context=loaded.max_context)
+        sampling = replace(
+            request.sampling, seed=seed_of(request.request_id, request.sampling.seed)
+        )
+        request = replace(request, sampling=sampling)
+        prompt_tokens = len(request.token_ids)
+        max_new = min(sampling.max_tokens, loaded.max_context - prompt_tokens)
+        self._queue.join(
+            request.request_id, -(-(prompt_tokens + max_new) // runner.spec.page_tokens)
+        )
+        sequence = _Sequence(
+            request,
+            RowSampling(
+                sampling.temperature, sampling.top_k, sampling.top_p, seed_of("", sampling.seed)
+            ),
+            OutputStream(loaded.tokenizer, runner.config.eos_token_id, sampling, max_new),
+            arrived=asyncio.get_running_loop().time(),
+        )
+        self._in_flight[request.request_id] = sequence
+        return sequence
+
+    async def _serve(self, sequence: _Sequence) -> None:
+        """A request's life, from the queue to its terminal event."""
+        request_id = sequence.request.request_id
+        try:
+            async with asyncio.timeout_at(sequence.request.deadline):
+                completion = await self._answer(sequence)
+            self._finished += 1
+            sequence.events.put_nowait(completion)
+        except TimeoutError:
+            self._fail(sequence, DeadlineExceeded("deadline: passed before the request ended"))
+        except asyncio.CancelledError:
+            self._fail(sequence, Cancelled("request: cancelled"))
+        except DisaggError as error:
+            self._fail(sequence, error)
+        except NonFiniteLogits as error:
+            self._fail(sequence, Internal(f"logits: not finite at {error}"))
+        except Exception as error:
+            log.exception("request %s failed", request_id)
+            self._stop_for(error)
+            self._fail(sequence, Internal(f"engine: {type(error).__name__}: {error}"))
+        finally:
+            self._running.pop(request_id, None)
+            self._in_flight.pop(request_id, None)
+            if self._queue:
+                self._queue.leave(request_id)
+                self._admit_waiting()
+
+    async def _answer(self, sequence: _Sequence) -> Completion:
+        loop = asyncio.get_running_loop()
+        self._admit_waiting()
+        sequence.grant = await sequence.admitted
+        granted_at = loop.time()
+        prefilled = await self._prefiller.prefill(
+            sequence.request, sequence.grant, sequence.sampling
+        )
+        finish = self._deliver(sequence, prefilled.first_token)
+        if finish is None:
+            self._running[sequence.request.request_id] = sequence
+            self._wake.set()
+            finish = await sequence.decoded
+        return self._completion(sequence, prefilled, finish, granted_at)
+
+    def _completion(
+        self, sequence: _Sequence, prefilled: Prefilled, finish: Finish, granted_at: float
+    ) -> Completion:
+        now, arrived = asyncio.get_running_loop().time(), sequence.arrived
+        return Completion(
+            finish.reason,
+            finish.matched_stop,
+            Usage(len(sequence.request.token_ids), len(sequence.output.token_ids)),
+            Timing(
+                queue=granted_at - arrived,
+                prefill=prefilled.prefill_seconds,
+                transfer=prefilled.transfer_seconds,
+                time_to_first_token=sequence.first_token_at - arrived,
+                total=now - arrived,
+            ),
+            sequence.request.sampling,
+            prefilled.transfer,
+        )
+
+    def _deliver(self, sequence: _Sequence, token: int) -> Finish | None:
+        """Hands a drawn token to the request's stream."""
+        if not sequence.output.token_ids:
+            sequence.first_token_at = asyncio.get_running_loop().time()
+        sequence.last_token = token
+        delta, finish = sequence.output.push(token)
+        sequence.events.put_nowait(delta)
+        return finish
+
+    def _admit_waiting(self) -> None:
+        if self._queue is None:
+            return
+        for owner, grant in self._queue.admit():
+            admitted = self._in_flight[owner].admitted
+            if not admitted.done():
+                admitted.set_result(grant)
+
+    def _fail(self, sequence: _Sequence, error: DisaggError) -> None:
+        self._failed += 1
+        sequence.events.put_nowait(error)
+
+    # --- decode --------------------------------------------------------------------------------
+
+    async def _decode_loop(self) -> None:
+        """Advances every running request by one token per round, until stopped."""
+        while True:
+            if not self._running:
+                self._wake.clear()
+                await self._wake.wait()
+            try:
+                for width, members in self._plan():
+                    await self._step(width, members)
+            except Exception as error:
+                log.exception("decode step failed")
+                self._stop_for(error)
+                return
+
+    def _plan(self) -> list[tuple[int, list[_Sequence]]]:
+        runner = self._require_runner()
+
+        def bucket(sequence: _Sequence) -> int:
+            return bucket_for(
+                sequence.position + 1, runner.buckets, page_tokens=runner.spec.page_tokens
+            )
+
+        return plan_round(list(self._running.values()), bucket=bucket, rows=runner.decode_rows)
+
+    async def _step(self, width: int, members: list[_Sequence]) -> None:
+        """One compiled decode step over the members that still run."""
+        members = [m for m in members if self._is_running(m)]
+        rows = [
+            DecodeRow(m.last_token, m.position, m.grant.pages, m.grant.slot, m.sampling)
+            for m in members
+            if m.grant is not None
+        ]
+        if not rows:
+            return
+        drawn = await self._device.run(self._require_runner().decode, rows, width)
+        for member, token in zip(members, drawn, strict=True):
+            if not self._is_running(member):
+                continue  # ended while the step ran; its row wrote only memory it still owned
+            if isinstance(token, NonFiniteLogits):
+                self._end(member, token)
+                continue
+            finish = self._deliver(member, token)
+            if finish is not None:
+                self._end(member, finish)
+
+    def _is_running(self, sequence: _Sequence) -> bool:
+        return self._running.get(sequence.request.request_id) is sequence
+
+    def _end(self, sequence: _Sequence, outcome: Finish | Exception) -> None:
+        self._running.pop(sequence.request.request_id, None)
+        if sequence.decoded.done():
+            return
+        if isinstance(outcome, Finish):
+            sequence.decoded.set_result(outcome)
+        else:
+            sequence.decoded.set_exception(outcome)
+
+    def _stop_for(self, error: Exception) -> None:
+        """A device operation failed: the donated pools are lost, so no request may go on."""
+        self._failure = error
+        for sequence in list(self._running.values()):
+            self._end(sequence, Internal(f"engine: device error: {error}"))
+
+    def _require_runner(self) -> Runner:
+        if self._loaded is None:
+            raise RuntimeError("engine used before start()")
+        return self._loaded.runner
+
+    # --- status --------------------------------------------------------------------------------
+
+    def status(self) -> EngineStatus:
+        loaded, queue = self._loaded, self._queue
+        alive = self._failure is None and self._device.busy_seconds() < STALL_SECONDS
+        ready = loaded is not None and alive
+        serving = ready and not self._draining and self._prefiller.healthy
+        return EngineStatus(
+            role=self._role,
+            ready=ready,
+            draining=self._draining,
+            model_fingerprint=loaded.fingerprint if loaded else "",
+            layout_digest=loaded.layout_digest if loaded else "",
+            max_context=loaded.max_context if loaded else 0,
+            vocab_size=loaded.runner.config.vocab_size if loaded else 0,
+            pages_total=queue.pages_total if queue else 0,
+            pages_used=queue.pages_used if queue else 0,
+            slots_total=queue.slots_total if queue else 0,
+            slots_used=queue.slots_used if queue else 0,
+            requests_waiting=queue.num_waiting if queue else 0,
+            requests_running=len(self._running),
+            requests_finished=self._finished,
+            requests_failed=self._failed,
+            leases=self._prefiller.leases(),
+            peers=self._prefiller.peers(),
+            health={"": alive, "dsv4.generate.v1.Generate": serving},
+            settings=self._settings,
+        )

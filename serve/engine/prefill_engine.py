@@ -1,0 +1,244 @@
+"""The engine of a prefill process: computes prompts and sends their cache away.
+
+A job arrives from the hand-over with its slab plan. After each chunk the pages it completed are
+exported and sent while the next chunk computes; the last slab carries the per-request state. A job
+holds at most one chunk's exported pages besides the one being sent, so memory is bounded by the
+number of slots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+
+from disagg.errors import DisaggError, Internal, NoCapacity, PeerLost, WrongRole
+from disagg.sender import PrefillJob, PrefillService
+from disagg.slab import Slab
+from serve.engine.admission import AdmissionQueue, Grant
+from serve.engine.chunks import ChunkDone, run_chunks
+from serve.engine.device import DeviceThread
+from serve.engine.generate_engine import STALL_SECONDS, LoadedModel
+from serve.engine.request import Completion, Delta, EngineStatus, Request
+from serve.engine.runner import ComponentArrays, NonFiniteLogits, RowSampling
+
+log = logging.getLogger(__name__)
+
+
+class PrefillEngine:
+    """See the module docstring. Implements the Engine protocol and disagg's PrefillBackend.
+
+    Args:
+      load: builds the model and the runner; called once, on the device thread.
+      connect: makes the hand-over's gRPC service for the loaded model; called once.
+      max_waiting: jobs that may queue for memory.
+      settings: effective settings, shown by ServerInfo.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], LoadedModel],
+        connect: Callable[[LoadedModel, PrefillEngine], PrefillService],
+        *,
+        max_waiting: int,
+        settings: dict[str, str],
+    ) -> None:
+        self._load = load
+        self._connect = connect
+        self._max_waiting = max_waiting
+        self._settings = settings
+        self._device = DeviceThread()
+        self._loaded: LoadedModel | None = None
+        self._service: PrefillService | None = None
+        self._queue: AdmissionQueue | None = None
+        self._admitted: dict[str, asyncio.Future[Grant]] = {}
+        self._tasks: dict[PrefillJob, asyncio.Task[None]] = {}
+        self._computing = 0
+        self._draining = False
+        self._failure: Exception | None = None
+        self._finished = self._failed = 0
+
+    # --- life cycle ----------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        loaded = await self._device.run(self._load)
+        await self._device.run(loaded.warm_up)
+        runner = loaded.runner
+        self._queue = AdmissionQueue(
+            num_pages=runner.num_pages, num_slots=runner.num_slots, max_waiting=self._max_waiting
+        )
+        self._service = self._connect(loaded, self)
+        self._loaded = loaded
+        await self._service.start()
+
+    async def drain(self) -> None:
+        self._draining = True
+        while self._tasks:
+            await asyncio.wait(self._tasks.values())
+
+    async def stop(self) -> None:
+        self._draining = True
+        for task in self._tasks.values():
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks.values())
+        if self._service:
+            await self._service.stop()
+        self._device.close()
+
+    async def generate(self, request: Request) -> AsyncIterator[Delta | Completion]:
+        raise WrongRole(
+            "role: this is a prefill process, Generate is served by roles decode and local"
+        )
+        yield  # makes this an async generator, as the protocol demands
+
+    # --- disagg's PrefillBackend ---------------------------------------------------------------
+
+    def submit(self, job: PrefillJob) -> None:
+        """Queues a job. Raises DisaggError when it can't be taken."""
+        if self._loaded is None or self._queue is None or self._draining:
+            raise PeerLost("prefill: not serving (loading or draining)")
+        if self._failure is not None:
+            raise Internal(f"prefill: stopped after a device error: {self._failure}")
+        self._queue.join(job.key, -(-len(job.token_ids) // self._loaded.runner.spec.page_tokens))
+        self._admitted[job.key] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._run(job), name=f"prefill-{job.key}")
+        self._tasks[job] = task
+        task.add_done_callback(lambda _: self._tasks.pop(job, None))
+
+    def abort(self, job: PrefillJob) -> None:
+        """Stops a job; what it had exported is dropped."""
+        task = self._tasks.get(job)
+        if task is not None:
+            task.cancel()
+
+    # --- one job -------------------------------------------------------------------------------
+
+    async def _run(self, job: PrefillJob) -> None:
+        try:
+            self._admit_waiting()
+            grant = await self._admitted[job.key]
+            self._computing += 1
+            try:
+                token, seconds = await self._compute(job, grant)
+            finally:
+                self._computing -= 1
+            job.finish(token, seconds)
+            self._finished += 1
+        except asyncio.CancelledError:
+            self._failed += 1
+            raise
+        except DisaggError as error:
+            self._fail(job, error)
+        except NonFiniteLogits as error:
+            self._fail(job, Internal(f"logits: not finite at {error}"))
+        except Exception as error:
+            log.exception("prefill job %s failed", job.key)
+            self._failure = error
+            self._fail(job, Internal(f"prefill: {type(error).__name__}: {error}"))
+        finally:
+            self._release(job)
+
+    async def _compute(self, job: PrefillJob, grant: Grant) -> tuple[int, float]:
+        """Runs all chunks; each chunk's slabs travel while the next one computes."""
+        runner = self._require_loaded().runner
+        sampling = RowSampling(
+            job.sampling.temperature, job.sampling.top_k, job.sampling.top_p, job.sampling.seed
+        )
+        token, seconds = -1, 0.0
+        *page_slabs, state_slab = job.plan
+        sending: asyncio.Task[None] | None = None
+        try:
+            async for chunk in run_chunks(
+                runner, self._device, job.token_ids, grant.pages, grant.slot, sampling
+            ):
+                token, seconds = chunk.token, seconds + chunk.seconds
+                first, last = self._completed_units(chunk)
+                pages = grant.pages[first:last]
+                arrays = await self._device.run(runner.export_pages, pages)
+                if sending:
+                    await sending
+                slabs = [s for s in page_slabs if first <= s.segments[0].unit_begin < last]
+                sending = asyncio.create_task(_send(job, slabs, first, arrays))
+            state = await self._device.run(runner.export_slot, grant.slot)
+            self._release(job)  # the exported copies are all that is still needed
+            if sending:
+                await sending
+            await job.send_slab(state_slab.index, state)
+        finally:
+            if sending and not sending.done():
+                sending.cancel()
+                await asyncio.wait([sending])
+        return token, seconds
+
+    def _completed_units(self, chunk: ChunkDone) -> tuple[int, int]:
+        """Page ordinals of the request that the chunk filled, the last one perhaps in part."""
+        page_tokens = self._require_loaded().runner.spec.page_tokens
+        return chunk.begin // page_tokens, -(-chunk.end // page_tokens)
+
+    def _admit_waiting(self) -> None:
+        if self._queue is None:
+            return
+        for owner, grant in self._queue.admit():
+            if not self._admitted[owner].done():
+                self._admitted[owner].set_result(grant)
+
+    def _release(self, job: PrefillJob) -> None:
+        if self._queue:
+            self._queue.leave(job.key)
+        self._admitted.pop(job.key, None)
+        self._admit_waiting()
+
+    def _fail(self, job: PrefillJob, error: DisaggError) -> None:
+        self._failed += 1
+        job.fail(error)
+
+    def _require_loaded(self) -> LoadedModel:
+        if self._loaded is None:
+            raise RuntimeError("engine used before start()")
+        return self._loaded
+
+    # --- status --------------------------------------------------------------------------------
+
+    @property
+    def service(self) -> PrefillService:
+        """The hand-over's gRPC servicer; there is one once start() has returned."""
+        if self._service is None:
+            raise NoCapacity("prefill: not started")
+        return self._service
+
+    def status(self) -> EngineStatus:
+        loaded, queue, service = self._loaded, self._queue, self._service
+        alive = self._failure is None and self._device.busy_seconds() < STALL_SECONDS
+        ready = loaded is not None and alive
+        return EngineStatus(
+            role="prefill",
+            ready=ready,
+            draining=self._draining,
+            model_fingerprint=loaded.fingerprint if loaded else "",
+            layout_digest=loaded.layout_digest if loaded else "",
+            max_context=loaded.max_context if loaded else 0,
+            vocab_size=loaded.runner.config.vocab_size if loaded else 0,
+            pages_total=queue.pages_total if queue else 0,
+            pages_used=queue.pages_used if queue else 0,
+            slots_total=queue.slots_total if queue else 0,
+            slots_used=queue.slots_used if queue else 0,
+            requests_waiting=queue.num_waiting if queue else 0,
+            requests_running=self._computing,
+            requests_finished=self._finished,
+            requests_failed=self._failed,
+            leases=service.leases() if service else {},
+            peers=service.peers() if service else {},
+            health={"": alive, "dsv4.disagg.v1.Prefill": ready and not self._draining},
+            settings=self._settings,
+        )
+
+
+async def _send(
+    job: PrefillJob, slabs: list[Slab], first_unit: int, arrays: ComponentArrays
+) -> None:
+    """Sends the slabs of one chunk in order; `arrays` start at page ordinal `first_unit`."""
+    for slab in slabs:
+        segment = slab.segments[0]
+        part = slice(segment.unit_begin - first_unit, segment.unit_end - first_unit)
+        await job.send_slab(slab.index, {name: array[:, part] for name, array in arrays.items()})

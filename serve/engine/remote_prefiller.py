@@ -1,0 +1,160 @@
+"""Prompts computed by prefill processes, fetched over the hand-over.
+
+Chooses a prefill, fetches the prompt's cache into the request's pages and slot, and decides what a
+failure means: a lost peer or damaged data is tried again from the tokens with a new attempt
+number, a refusal is final.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from disagg.errors import DataLoss, DisaggError, PeerLost
+from disagg.receiver import FetchRequest, FetchResult, LandingHub, PrefillLink, Sampling
+from disagg.slab import Slab, segment_view
+from serve.engine.admission import Grant
+from serve.engine.device import DeviceThread
+from serve.engine.prefiller import Prefilled
+from serve.engine.request import Request, TransferStats
+from serve.engine.runner import RowSampling, Runner
+
+log = logging.getLogger(__name__)
+
+
+class RemotePrefiller:
+    """See the module docstring.
+
+    Args:
+      connect: makes the landing memory and one link per prefill address, for the loaded model.
+      prefill_timeout_s: how long a request waits for a prefill to be reachable.
+      max_attempts: tries per request.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[Runner], tuple[LandingHub, Sequence[PrefillLink]]],
+        *,
+        prefill_timeout_s: float,
+        max_attempts: int,
+    ) -> None:
+        self._connect = connect
+        self._prefill_timeout_s = prefill_timeout_s
+        self._max_attempts = max_attempts
+        self._links: Sequence[PrefillLink] = ()
+        self._hub: LandingHub | None = None
+
+    async def start(self, runner: Runner, device: DeviceThread) -> None:
+        self._runner, self._device = runner, device
+        self._hub, self._links = self._connect(runner)
+        for link in self._links:
+            link.start()
+
+    async def stop(self) -> None:
+        for link in self._links:
+            await link.stop()
+        if self._hub:
+            await self._hub.stop()
+
+    async def prefill(self, request: Request, grant: Grant, sampling: RowSampling) -> Prefilled:
+        fetch = FetchRequest(
+            transfer_id=os.urandom(16),
+            attempt=0,
+            token_ids=request.token_ids,
+            sampling=Sampling(
+                sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed
+            ),
+        )
+        sink = _PoolSink(self._runner, self._device, grant)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        for attempt in range(1, self._max_attempts + 1):
+            link = await self._reachable_link()
+            try:
+                result = await link.fetch(replace(fetch, attempt=attempt), sink)
+            except (PeerLost, DataLoss) as error:
+                log.warning(
+                    "request %s: attempt %d of %d at %s failed: %s",
+                    request.request_id, attempt, self._max_attempts, link.target, error,
+                )  # fmt: skip
+                if attempt == self._max_attempts:
+                    raise
+                continue
+            sink.require_complete(len(request.token_ids))
+            return Prefilled(
+                result.first_token,
+                result.prefill_seconds,
+                loop.time() - started,
+                self._stats(link, result, grant, len(request.token_ids)),
+            )
+        raise PeerLost("prefill: no attempt was made")
+
+    async def _reachable_link(self) -> PrefillLink:
+        """The ready link with the fewest transfers; waits a bounded time for one."""
+        ready = [link for link in self._links if link.ready]
+        if not ready:
+            waits = [
+                asyncio.create_task(link.wait_ready(self._prefill_timeout_s))
+                for link in self._links
+            ]
+            try:
+                await asyncio.wait(
+                    waits, timeout=self._prefill_timeout_s, return_when=asyncio.FIRST_COMPLETED
+                )
+            finally:
+                for wait in waits:
+                    wait.cancel()
+                await asyncio.wait(waits)
+            ready = [link for link in self._links if link.ready]
+        if not ready:
+            states = ", ".join(f"{link.target}: {link.state}" for link in self._links)
+            refusals = [link.refusal for link in self._links if link.refusal is not None]
+            if len(refusals) == len(self._links):
+                raise refusals[0]
+            raise PeerLost(
+                f"prefill: none reachable within {self._prefill_timeout_s:g} s ({states})"
+            )
+        return min(ready, key=lambda link: link.num_transfers)
+
+    def _stats(
+        self, link: PrefillLink, result: FetchResult, grant: Grant, num_tokens: int
+    ) -> TransferStats:
+        return TransferStats(
+            prefill=link.target,
+            attempts=result.attempt,
+            pages=-(-num_tokens // self._runner.spec.page_tokens),
+            slabs=result.slabs,
+            bytes_by_component=dict(result.bytes_by_component),
+            fence_rows_verified=result.rows_verified,
+            fence_rows_acknowledged=result.rows_acknowledged,
+            wire_seconds=result.wire_seconds,
+            verify_seconds=result.verify_seconds,
+            admit_seconds=result.admit_seconds,
+        )
+
+    def leases(self) -> dict[str, int]:
+        return self._hub.lease_counts() if self._hub else {}
+
+    def peers(self) -> dict[str, str]:
+        return {link.target: link.state for link in self._links}
+
+    @property
+    def healthy(self) -> bool:
+        return any(link.ready for link in self._links) and bool(
+            self._hub and self._hub.capacity_ok
+        )
+
+
+class _PoolSink:
+    """Scatters acknowledged slabs into one request's pages and slot."""
+
+    def __init__(self, runner: Runner, device: DeviceThread, grant: Grant) -> None:
+        self._runner, self._device, self._grant = runner, device, grant
+
+    async def admit(self, slab: Slab, memory: np.ndarray) -> None:
+        ...

@@ -1,0 +1,242 @@
+"""What a request is, and what an engine answers.
+
+Owns the validation of everything a client may set. Every rule violated raises `InvalidField` with the
+field, the value seen and the value expected. Knows no JAX, no gRPC and no transfer.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from disagg.errors import InvalidField
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 1024
+MAX_REQUEST_ID_CHARS = 128
+_REQUEST_ID = re.compile(r"[\x21-\x7e]+")
+
+
+class FinishReason(enum.Enum):
+    """Why a request ended well. Every other end is an error with a status code."""
+
+    STOP = "stop"  # end-of-sequence token, stop token or stop string
+    LENGTH = "length"  # max_tokens, or the context limit of the engine
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen and when generation ends.
+
+    Attributes:
+      temperature: 0 is greedy; otherwise logits are divided by it. Within [0, 100].
+      top_k: keep the k most likely tokens; 0 keeps all.
+      top_p: keep the smallest set of most likely tokens whose probability reaches top_p. In (0, 1].
+      seed: 64-bit; the same (seed, position) draws the same random number on every machine. None
+        lets the engine derive one from the request id.
+      max_tokens: upper bound of generated tokens, at least 1.
+      stop: strings that end generation; they are not part of the text.
+      stop_token_ids: tokens that end generation besides the end-of-sequence token.
+      ignore_eos: go on after the end-of-sequence token.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def validate(self, vocab_size: int) -> None:
+        """Raises InvalidField for the first field that is out of range."""
+        if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0):
+            raise InvalidField("temperature", self.temperature, "a number in [0, 100]")
+        if self.top_k < 0:
+            raise InvalidField("top_k", self.top_k, "0 (all tokens) or a positive integer")
+        if not (math.isfinite(self.top_p) and 0.0 < self.top_p <= 1.0):
+            raise InvalidField("top_p", self.top_p, "a number in (0, 1]")
+        if self.seed is not None and not 0 <= self.seed < 2**64:
+            raise InvalidField("seed", self.seed, "an integer in [0, 2**64)")
+        if self.max_tokens < 1:
+            raise InvalidField("max_tokens", self.max_tokens, "at least 1")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidField("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
+        for text in self.stop:
+            if not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
+                raise InvalidField("stop", text[:40], f"1 to {MAX_STOP_STRING_CHARS} characters")
+        for token in self.stop_token_ids:
+            if not 0 <= token < vocab_size:
+                raise InvalidField("stop_token_ids", token, f"ids in [0, {vocab_size})")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sequence to generate.
+
+    Attributes:
+      request_id: unique among the requests in flight at this engine.
+      token_ids: the prompt, already tokenised.
+      sampling: see SamplingParams.
+      deadline: absolute `time.monotonic()` seconds after which the request fails, or None.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    deadline: float | None = None
+
+    def validate(self, *, vocab_size: int, max_context: int) -> None:
+        """Raises InvalidField unless the engine can serve the request.
+
+        Args:
+          vocab_size: ids must be below it.
+          max_context: prompt and generated tokens together must fit; a prompt leaves room for at
+            least one generated token. `max_tokens` beyond the room ends with LENGTH, not an error.
+        """
+        if len(self.request_id) > MAX_REQUEST_ID_CHARS or not _REQUEST_ID.fullmatch(
+            self.request_id
+        ):
+            raise InvalidField(
+                "request_id",
+                self.request_id[:40],
+                f"1 to {MAX_REQUEST_ID_CHARS} printable ASCII characters without spaces",
+            )
+        if not self.token_ids:
+            raise InvalidField("prompt", "0 tokens", "at least 1 token")
+        if len(self.token_ids) >= max_context:
+            raise InvalidField(
+                "prompt",
+                f"{len(self.token_ids)} tokens",
+                f"at most {max_context - 1} tokens (context limit {max_context})",
+            )
+        for position, token in enumerate(self.token_ids):
+            if not 0 <= token < vocab_size:
+                raise InvalidField(
+                    "token_ids", f"{token} at position {position}", f"ids in [0, {vocab_size})"
+                )
+        self.sampling.validate(vocab_size)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts of one request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds, measured on the engine's monotonic clock.
+
+    Attributes:
+      queue: from arrival until pages and a slot were reserved.
+      prefill: compute of all prefill chunks (at the prefill process when disaggregated).
+      transfer: from the transfer's start to the last admitted slab; 0 in one process.
+      time_to_first_token: from arrival to the first token handed to the client.
+      total: from arrival to the end.
+    """
+
+    queue: float = 0.0
+    prefill: float = 0.0
+    transfer: float = 0.0
+    time_to_first_token: float = 0.0
+    total: float = 0.0
+
+
+@dataclass(frozen=True)
+class TransferStats:
+    """What the hand-over of one request moved and proved."""
+
+    prefill: str = ""
+    attempts: int = 0
+    pages: int = 0
+    slabs: int = 0
+    bytes_by_component: dict[str, int] = field(default_factory=dict)
+    fence_rows_verified: int = 0
+    fence_rows_acknowledged: int = 0
+    wire_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    admit_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Delta:
+    """New tokens and the text they completed (text may lag behind: UTF-8, stop strings)."""
+
+    sequence: int
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The one terminal answer of a request that ended well.
+
+    `matched_stop` is the stop string or token id that ended it, None for LENGTH.
+    `sampling` are the parameters in force, seed included.
+    """
+
+    finish_reason: FinishReason
+    matched_stop: str | int | None
+    usage: Usage
+    timing: Timing
+    sampling: SamplingParams
+    transfer: TransferStats | None = None
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """A snapshot for ServerInfo, health and tests. Counts exclude the scratch page and slot."""
+
+    role: str
+    ready: bool
+    draining: bool
+    model_fingerprint: str
+    layout_digest: str
+    max_context: int
+    vocab_size: int
+    pages_total: int
+    pages_used: int
+    slots_total: int
+    slots_used: int
+    requests_waiting: int
+    requests_running: int
+    requests_finished: int
+    requests_failed: int
+    leases: dict[str, int]  # landing slots by state at decode, outbox slabs by state at prefill
+    peers: dict[str, str]  # address -> state of the link
+    health: dict[str, bool]  # grpc health service name -> serving
+    settings: dict[str, str]  # effective settings, for humans
+
+
+class Engine(Protocol):
+    """What a front end needs from an engine. All methods run on the event loop."""
+
+    async def start(self) -> None:
+        """Loads, compiles and warms up; returns when requests can be served."""
+        ...
+
+    async def drain(self) -> None:
+        """Refuses new requests (UNAVAILABLE) and returns when those in flight have ended."""
+        ...
+
+    async def stop(self) -> None:
+        """Aborts what is left and releases everything."""
+        ...
+
+    def generate(self, request: Request) -> AsyncIterator[Delta | Completion]:
+        """Yields deltas, then one Completion. Closing the iterator cancels the request.
+
+        Raises:
+          DisaggError: with the status code and a message fit for the client.
+        """
+        ...
+
+    def status(self) -> EngineStatus: ...
