@@ -34,7 +34,7 @@ class BpeTokenizer:
         Raises:
           ValueError: it is not a byte-level BPE, or it has no BOS or EOS token.
         """
-        self._source = source
+        self.source = source
         self._definition = definition
         kind = _kind(definition)
         if kind != ("BPE", "ByteLevel"):
@@ -108,11 +108,11 @@ class BpeTokenizer:
 
     @functools.cached_property
     def _with_special(self) -> tokenizers.Tokenizer:
-        return _build(self._definition, self._source)
+        return _build(self._definition, self.source)
 
     def _control_id(self, name: str) -> int:
         if name not in self.special_tokens:
-            raise ValueError(f"{self._source}: expected an added token {name!r}, got none")
+            raise ValueError(f"{self.source}: expected an added token {name!r}, got none")
         return self.special_tokens[name]
 
 

@@ -78,7 +78,8 @@ def load_tokenizer(directory: str | pathlib.Path, config: Vocabulary) -> Tokeniz
         if config.vocab_size < found.vocab_size:
             raise ValueError(
                 f"tokenizer: {directory} has no tokenizer.json and vocab_size "
-                f"{config.vocab_size} is neither the real {REAL_VOCAB_SIZE} nor the >= {found.vocab_size} that bytes need"
+                f"{config.vocab_size} is neither the real {REAL_VOCAB_SIZE} nor the >= "
+                f"{found.vocab_size} that bytes need"
             )
     for field, ours, theirs in (
         ("bos_token_id", config.bos_token_id, found.bos_id),
