@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,13 +13,13 @@ import pytest
 POLICY = ["disagg.pages", "disagg.fence", "disagg.layout", "disagg.slab", "disagg.lease"]
 
 
-def import_in_new_process(root: Path, modules: list[str], *, unwanted: list[str]) -> str:
-    """Imports where jax has no usable platform; returns the traceback or the unwanted modules."""
+def import_in_new_process(root: Path, modules: list[str], *, unwanted: list[str]) -> list[str]:
+    """Imports where jax has no usable platform; returns the unwanted modules that came along."""
     code = f"""
-import importlib, sys
+import importlib, json, sys
 for module in {modules!r}:
     importlib.import_module(module)
-print([name for name in {unwanted!r} if name in sys.modules])
+print(json.dumps([name for name in {unwanted!r} if name in sys.modules]))
 """
     result = subprocess.run(
         [sys.executable, "-c", code],
@@ -28,7 +29,9 @@ print([name for name in {unwanted!r} if name in sys.modules])
         text=True,
         timeout=120,
     )
-    return result.stderr + result.stdout.strip() if result.returncode else result.stdout.strip()
+    if result.returncode != 0:
+        pytest.fail(f"importing failed:\n{result.stderr}")
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 def modules_of(package: str, files: list[str]) -> list[str]:
@@ -49,20 +52,20 @@ def test_importing_every_module_touches_no_device(
 ) -> None:
     modules = modules_of(package, files)
     assert package in modules
-    assert import_in_new_process(root, modules, unwanted=[]) == "[]"
+    assert import_in_new_process(root, modules, unwanted=[]) == []
 
 
 def test_disagg_needs_no_jax(root: Path, files: list[str]) -> None:
     modules = modules_of("disagg", files)
-    assert import_in_new_process(root, modules, unwanted=["jax", "flax", "torch"]) == "[]"
+    assert import_in_new_process(root, modules, unwanted=["jax", "flax", "torch"]) == []
 
 
 @pytest.mark.parametrize("module", POLICY)
 def test_policy_needs_neither_jax_nor_a_network(module: str, root: Path) -> None:
     unwanted = ["jax", "flax", "grpc", "nixl", "google.protobuf"]
-    assert import_in_new_process(root, [module], unwanted=unwanted) == "[]"
+    assert import_in_new_process(root, [module], unwanted=unwanted) == []
 
 
 def test_the_model_needs_no_network(root: Path, files: list[str]) -> None:
     modules = modules_of("dsv4", files) + modules_of("pallas_kernels", files)
-    assert import_in_new_process(root, modules, unwanted=["grpc", "nixl", "torch"]) == "[]"
+    assert import_in_new_process(root, modules, unwanted=["grpc", "nixl", "torch"]) == []
