@@ -1,0 +1,148 @@
+"""Between the messages of `dsv4.generate.v1` and the engine's own types. Pure, both directions.
+
+What the wire can express but the API forbids (both prompt kinds, unknown fields) raises
+`InvalidField` here; ranges are the engine's business. Absent fields take the engine's defaults.
+"""
+
+from __future__ import annotations
+
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from disagg.errors import InvalidField
+from serve.api.proto.dsv4.generate.v1 import generate_pb2 as pb
+from serve.engine.request import (
+    Completion,
+    Delta,
+    EngineStatus,
+    FinishReason,
+    SamplingParams,
+    TransferStats,
+)
+
+API_VERSION = "v1"
+CAPABILITIES = ("generate.text", "generate.token_ids", "abort", "profile")
+_SAMPLING_SCALARS = ("temperature", "top_k", "top_p", "seed", "max_tokens", "ignore_eos")
+_FINISH_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+
+
+def prompt_of(message: pb.GenerateRequest) -> str | tuple[int, ...]:
+    """The prompt as text or token ids.
+
+    Raises:
+      InvalidField: both kinds, none, or a field this server does not know.
+    """
+    _refuse_unknown(message, "GenerateRequest")
+    has_text, has_ids = message.HasField("text"), message.HasField("token_ids")
+    if has_text and has_ids:
+        raise InvalidField("prompt", "text and token_ids", "exactly one of text and token_ids")
+    if not has_text and not has_ids:
+        raise InvalidField("prompt", "neither text nor token_ids", "exactly one of them")
+    if has_text:
+        return message.text
+    _refuse_unknown(message.token_ids, "token_ids")
+    return tuple(message.token_ids.ids)
+
+
+def sampling_of(message: pb.SamplingParams) -> SamplingParams:
+    """The sampling parameters, with the engine's default where a field is absent.
+
+    Raises:
+      InvalidField: a field this server does not know.
+    """
+    _refuse_unknown(message, "sampling")
+    present = {name: getattr(message, name) for name in _SAMPLING_SCALARS if message.HasField(name)}
+    return SamplingParams(
+        **present,
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+    )
+
+
+def sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
+    """Every field present, except a seed that is None."""
+    message = pb.SamplingParams(stop=sampling.stop, stop_token_ids=sampling.stop_token_ids)
+    for name in _SAMPLING_SCALARS:
+        if getattr(sampling, name) is not None:
+            setattr(message, name, getattr(sampling, name))
+    return message
+
+
+def event_to_proto(event: Delta | Completion, request_id: str) -> pb.GenerateResponse:
+    """One item of the engine's stream as one message of the wire's."""
+    if isinstance(event, Delta):
+        delta = pb.Delta(sequence=event.sequence, token_ids=event.token_ids, text=event.text)
+        return pb.GenerateResponse(delta=delta)
+    complete = pb.Complete(
+        request_id=request_id,
+        finish_reason=_FINISH_REASONS[event.finish_reason],
+        usage=pb.Usage(
+            prompt_tokens=event.usage.prompt_tokens,
+            completion_tokens=event.usage.completion_tokens,
+        ),
+        timing=pb.Timing(
+            queue=event.timing.queue,
+            prefill=event.timing.prefill,
+            transfer=event.timing.transfer,
+            time_to_first_token=event.timing.time_to_first_token,
+            total=event.timing.total,
+        ),
+        sampling=sampling_to_proto(event.sampling),
+        transfer=_transfer_to_proto(event.transfer) if event.transfer else None,
+    )
+    if isinstance(event.matched_stop, str):
+        complete.stop_string = event.matched_stop
+    elif event.matched_stop is not None:
+        complete.stop_token_id = event.matched_stop
+    return pb.GenerateResponse(complete=complete)
+
+
+def _transfer_to_proto(stats: TransferStats) -> pb.TransferStats:
+    return pb.TransferStats(
+        prefill=stats.prefill,
+        attempts=stats.attempts,
+        pages=stats.pages,
+        slabs=stats.slabs,
+        bytes_by_component=stats.bytes_by_component,
+        fence_rows_verified=stats.fence_rows_verified,
+        fence_rows_acknowledged=stats.fence_rows_acknowledged,
+        wire_seconds=stats.wire_seconds,
+        verify_seconds=stats.verify_seconds,
+        admit_seconds=stats.admit_seconds,
+    )
+
+
+def status_to_proto(status: EngineStatus, version: str) -> pb.ServerInfoResponse:
+    """The engine's snapshot; every field of EngineStatus has the same name on the wire."""
+    return pb.ServerInfoResponse(
+        version=version,
+        capabilities=[f"{API_VERSION}.{name}" for name in CAPABILITIES],
+        role=status.role,
+        ready=status.ready,
+        draining=status.draining,
+        model_fingerprint=status.model_fingerprint,
+        layout_digest=status.layout_digest,
+        max_context=status.max_context,
+        vocab_size=status.vocab_size,
+        pages_total=status.pages_total,
+        pages_used=status.pages_used,
+        slots_total=status.slots_total,
+        slots_used=status.slots_used,
+        requests_waiting=status.requests_waiting,
+        requests_running=status.requests_running,
+        requests_finished=status.requests_finished,
+        requests_failed=status.requests_failed,
+        leases=status.leases,
+        peers=status.peers,
+        health=status.health,
+        settings=status.settings,
+    )
+
+
+def _refuse_unknown(message: Message, where: str) -> None:
+    unknown = [field.field_number for field in UnknownFieldSet(message)]
+    if unknown:
+        raise InvalidField(where, f"unknown field number {unknown[0]}", "fields of this version")

@@ -1,0 +1,37 @@
+"""The model a server takes when it is given none: tiny, random, built once per user.
+
+Several processes may ask at the same time: each builds in a folder of its own and renames it into
+place; the first one wins.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+_NAME = "tiny-random-v1"
+_LOG = logging.getLogger(__name__)
+
+
+def ensure_tiny_model(cache: Path) -> Path:
+    """The checkpoint folder of the tiny model below `cache`, built if it is not there."""
+    folder = cache / _NAME
+    if (folder / "config.json").exists():
+        return folder
+    from dsv4.tiny import build_tiny_checkpoint
+
+    cache.mkdir(parents=True, exist_ok=True)
+    _LOG.info("building a tiny model with random weights in %s", folder)
+    draft = Path(tempfile.mkdtemp(prefix=f"{_NAME}-", dir=cache))
+    try:
+        build_tiny_checkpoint(draft)
+        os.rename(draft, folder)
+    except OSError:
+        if not (folder / "config.json").exists():
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder

@@ -1,0 +1,84 @@
+"""Turns the settings of a role into a running server process and an exit status.
+
+Joins what the other modules own: logs, the model, the engine of the role, the API, the lifecycle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import sys
+from pathlib import Path
+
+from disagg.errors import DisaggError
+from serve.api.generate_service import TextEncoder
+from serve.api.server import ApiServer, ListenError
+from serve.config import Config, ConfigError, user_cache_dir
+from serve.default_model import ensure_tiny_model
+from serve.lifecycle import Signals, run_server
+from serve.logs import setup_logging
+from serve.progress import create_progress
+
+_LOG = logging.getLogger(__name__)
+
+
+def launch(role: str, config: Config) -> int:
+    """Runs a server until it is told to end; 0 if it ended as told, 1 if it could not serve."""
+    setup_logging(log_format=config.server.log_format, level=config.server.log_level)
+    try:
+        asyncio.run(_serve(role, config))
+    except (DisaggError, ListenError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _serve(role: str, config: Config) -> None:
+    signals = Signals()
+    signals.install()
+    model = _model_folder(config)
+    engine_settings = dataclasses.replace(config.engine, model=model)
+
+    from serve import profiling, roles
+
+    if config.server.profiler_port:
+        profiling.start_server(config.server.profiler_port)
+    engine = roles.build_engine(
+        role, engine_settings, config.transfer, config.transfer.prefill, create_progress()
+    )
+    server = ApiServer(
+        engine,
+        role,
+        config.server.listen_of(role),
+        with_reflection=config.server.reflection,
+    )
+    await run_server(
+        engine,
+        server,
+        load_encoder=lambda: load_encoder(model),
+        grace_s=config.server.grace_s,
+        signals=signals,
+    )
+
+
+def _model_folder(config: Config) -> Path:
+    if config.engine.model is None:
+        folder = ensure_tiny_model(user_cache_dir())
+        _LOG.info("no --model given: serving the tiny random model in %s", folder)
+        return folder
+    if not (config.engine.model / "config.json").is_file():
+        source = config.sources["model"]
+        raise ConfigError(source, str(config.engine.model), "a folder with a config.json")
+    return config.engine.model
+
+
+def load_encoder(model: Path) -> TextEncoder:
+    """Text to token ids, begin-of-sequence first, as the model in the folder `model` wants it."""
+    from dsv4.config import ModelConfig
+    from dsv4.text import load_tokenizer
+
+    raw = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    tokenizer = load_tokenizer(model, ModelConfig.from_hf(raw))
+    return lambda text: [tokenizer.bos_id, *tokenizer.encode(text)]
