@@ -1,14 +1,23 @@
-"""Parameters of the part; see reference notes, section 2."""
+"""One layer: attention, then experts, each wrapped in its hyper-connection."""
+
 from __future__ import annotations
+
+from collections.abc import Mapping
+
 import jax
 from flax import nnx
-from dsv4.attention import Attention
+
+from dsv4.attention import Attention, LayerCache
 from dsv4.config import ModelConfig
 from dsv4.hyper_connection import HyperConnection
 from dsv4.layers import RmsNorm
 from dsv4.moe import Moe
+from dsv4.step import Step
+
 
 class Block(nnx.Module):
+    """Parameters under the checkpoint's names: attn, ffn, their norms and hyper-connections."""
+
     def __init__(self, config: ModelConfig, layer: int, dtype: jax.typing.DTypeLike):
         self.hc_attn = HyperConnection(config)
         self.attn_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype)
@@ -16,3 +25,15 @@ class Block(nnx.Module):
         self.hc_ffn = HyperConnection(config)
         self.ffn_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.ffn = Moe(config, layer, dtype)
+
+    def __call__(
+        self, streams: jax.Array, cache: Mapping[str, jax.Array], step: Step
+    ) -> tuple[jax.Array, LayerCache]:
+        """streams [M, S, D], the layer's cache by component -> new streams and cache."""
+        x, post, comb = self.hc_attn.enter(streams)
+        y, cache = self.attn(self.attn_norm(x), cache, step)
+        streams = self.hc_attn.leave(streams, y, post, comb)
+        x, post, comb = self.hc_ffn.enter(streams)
+        with jax.named_scope("moe"):
+            y = self.ffn(self.ffn_norm(x), step.tokens)
+        return self.hc_ffn.leave(streams, y, post, comb), cache

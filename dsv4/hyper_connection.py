@@ -28,8 +28,9 @@ class HyperConnection(nnx.Module):
         self.base = parameter((rows,), jnp.float32)
         self.scale = parameter((3,), jnp.float32)
 
-    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Weights of one token's streams.
+    @jax.named_scope("hyper_connection")
+    def enter(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Mixes the streams into the sub-layer's input.
 
         Args:
             x: streams [N, S, D].
@@ -48,6 +49,7 @@ class HyperConnection(nnx.Module):
         return _weighted_sum(pre, x), post, comb
 
     @staticmethod
+    @jax.named_scope("hyper_connection")
     def leave(x: jax.Array, y: jax.Array, post: jax.Array, comb: jax.Array) -> jax.Array:
         """New streams: X'_k = post_k y + sum_j comb[j, k] X_j; x [N, S, D], y [N, D]."""
         wide = x.astype(jnp.float32)
@@ -67,6 +69,7 @@ class HyperConnectionHead(nnx.Module):
         self.base = parameter((streams,), jnp.float32)
         self.scale = parameter((1,), jnp.float32)
 
+    @jax.named_scope("hyper_connection")
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [N, S, D] -> [N, D] in x's dtype."""
         mixed = _project(x, self.fn[...], self.norm_eps)

@@ -1,14 +1,108 @@
-"""Parameters of the part; see reference notes, section 2."""
+"""Sparse (lightning) indexer of c4 layers: which compressed entries each token attends to.
+
+Its own small compressor makes the index keys. Scores: reference notes, section 2.5. Queries and keys
+pass an orthonormal Hadamard transform only when keys are stored in fp8; otherwise it cancels.
+"""
+
 from __future__ import annotations
+
+import dataclasses
+
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+
+from dsv4.cache import C4_RATIO, BufferSpec
 from dsv4.compressor import Compressor
 from dsv4.config import ModelConfig
-from dsv4.layers import Linear
+from dsv4.layers import Linear, apply_rope, einsum
+from dsv4.step import PrefillStep, Step, store_address
+from pallas_kernels.index_k import api as index_k
+from pallas_kernels.index_k import format as page_format
+from pallas_kernels.topk import api as topk
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """Entries chosen for each token: `ordinals` [M, K] int32 and `valid` [M, K] bool."""
+
+    ordinals: jax.Array
+    valid: jax.Array
+
 
 class Indexer(nnx.Module):
+    """`wq_b` [H d, q_lora], `weights_proj` [H, D] and a compressor of ratio 4 and width d."""
+
     def __init__(self, config: ModelConfig, dtype: jax.typing.DTypeLike):
         heads, dim = config.index_n_heads, config.index_head_dim
+        self.heads, self.dim, self.topk = heads, dim, config.index_topk
         self.wq_b = Linear(config.q_lora_rank, heads * dim, dtype)
         self.weights_proj = Linear(config.hidden_size, heads, dtype)
-        self.compressor = Compressor(config, 4, dim, dtype)
+        self.compressor = Compressor(config, C4_RATIO, dim, dtype)
+
+    def __call__(
+        self, x: jax.Array, q_latent: jax.Array, pool: jax.Array, state: jax.Array, step: Step
+    ) -> tuple[jax.Array, jax.Array, Selection]:
+        """Stores the step's index keys, then selects entries for each token.
+
+        Args:
+            x: [M, D], the input of the attention sub-layer.
+            q_latent: [M, q_lora], the normed latent the queries are made of.
+            pool: paged index keys of this layer.
+            state: [slots, 8, 2, 2d] compressor ring.
+            step: the step.
+
+        Returns:
+            pool, state, and the selection: min(index_topk, entries of the page table) per token.
+        """
+        with jax.named_scope("indexer"):
+            layout = _index_k_of(step, pool)
+            uses_hadamard = layout.storage_format == page_format.FP8_FORMAT
+            state, entries = self.compressor(x, state, step)
+            keys = hadamard(entries.values) if uses_hadamard else entries.values
+            page, offset = store_address(step, entries.ordinals, entries.closed, layout.entries)
+            pool = index_k.store_index_k(
+                pool, keys, page, offset, storage_format=layout.storage_format
+            )
+            visible = step.visible_entries(C4_RATIO)
+            count = step.page_table.shape[-1] * layout.entries
+            if count <= self.topk:
+                ordinals = jnp.arange(count, dtype=jnp.int32)
+                valid = ordinals < visible[:, None]
+                return pool, state, Selection(jnp.broadcast_to(ordinals, valid.shape), valid)
+            queries = self.wq_b(q_latent).reshape(-1, self.heads, self.dim)
+            cos, sin = step.ropes[1]
+            queries = apply_rope(queries, (cos[:, None], sin[:, None]))
+            queries = hadamard(queries) if uses_hadamard else queries
+            weights = self.weights_proj.wide(x) * (self.dim**-0.5 * self.heads**-0.5)
+            per_request = 1 if isinstance(step, PrefillStep) else step.page_table.shape[0]
+            scores = index_k.index_k_scores(
+                queries.reshape(per_request, -1, self.heads, self.dim),
+                weights.reshape(per_request, -1, self.heads),
+                pool,
+                step.batched_page_table(),
+                visible.reshape(per_request, -1),
+                entries_per_page=layout.entries,
+                storage_format=layout.storage_format,
+            )
+            ordinals, valid = topk.masked_topk(scores.reshape(-1, count), self.topk)
+            return pool, state, Selection(ordinals, valid)
+
+
+def hadamard(x: jax.Array) -> jax.Array:
+    """Orthonormal Hadamard transform of the last axis (a power of two), in x's dtype."""
+    dim = x.shape[-1]
+    matrix = np.ones((1, 1), np.float32)
+    while matrix.shape[0] < dim:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    # Rounding after the product: the matrix's +-1 are exact in every dtype.
+    transformed = einsum("...i,ij->...j", x, jnp.asarray(matrix, x.dtype)) * dim**-0.5
+    return transformed.astype(x.dtype)
+
+
+def _index_k_of(step: Step, pool: jax.Array) -> BufferSpec:
+    for buffer in step.spec.buffers:
+        if buffer.component == "index_k":
+            return buffer
+    raise ValueError(f"spec: has no index_k buffer, but a pool of shape {pool.shape} was given")

@@ -1,0 +1,146 @@
+"""Where the tokens of one step are: positions, rotary tables, and addresses in the cache.
+
+The model works on flat tokens [M, ...]. `PrefillStep` is a chunk of one request (M = T tokens),
+`DecodeStep` one token of each of M = R requests; both answer the same questions, so that only the
+compressor and the window look at which it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from dsv4.cache import SCRATCH_PAGE, CacheSpec
+from dsv4.config import ModelConfig
+from dsv4.layers import RopeTable, rope_frequencies, rope_table
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefillStep:
+    """A chunk of one request.
+
+    Attributes:
+        spec: layout of the cache.
+        tokens: [T] int32, padding after the first `num_valid`.
+        start: scalar, position of the first token.
+        num_valid: scalar, at least 1.
+        page_table: [N] int32.
+        slot: scalar.
+        ropes: rotary tables of the tokens: window-only layers, compressed layers.
+    """
+
+    spec: CacheSpec
+    tokens: jax.Array
+    start: jax.Array
+    num_valid: jax.Array
+    page_table: jax.Array
+    slot: jax.Array
+    ropes: tuple[RopeTable, RopeTable]
+
+    @property
+    def positions(self) -> jax.Array:
+        """Position of each token, [T]."""
+        return self.start + jnp.arange(self.tokens.shape[0], dtype=jnp.int32)
+
+    @property
+    def end(self) -> jax.Array:
+        """Position after the last valid token."""
+        return self.start + self.num_valid
+
+    def visible_entries(self, ratio: int) -> jax.Array:
+        """Entries of `ratio` tokens each token sees, [T]; padding sees no more than the last token."""
+        return jnp.minimum(self.positions + 1, self.end) // ratio
+
+    def pages_of(self, ordinals: jax.Array, entries_per_page: int) -> jax.Array:
+        """Page of each entry ordinal, any shape."""
+        return self.page_table.at[ordinals // entries_per_page].get(mode="clip")
+
+    def batched_page_table(self) -> jax.Array:
+        """Page table of each request, [1, N]."""
+        return self.page_table[None]
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeStep:
+    """One token of each of R requests.
+
+    Attributes:
+        spec: layout of the cache.
+        tokens: [R] int32.
+        positions: [R] int32.
+        page_table: [R, N] int32.
+        slots: [R] int32.
+        ropes: as in `PrefillStep`.
+    """
+
+    spec: CacheSpec
+    tokens: jax.Array
+    positions: jax.Array
+    page_table: jax.Array
+    slots: jax.Array
+    ropes: tuple[RopeTable, RopeTable]
+
+    def visible_entries(self, ratio: int) -> jax.Array:
+        """Entries of `ratio` tokens each token sees, [R]."""
+        return (self.positions + 1) // ratio
+
+    def pages_of(self, ordinals: jax.Array, entries_per_page: int) -> jax.Array:
+        """Page of each entry ordinal, [R] or [R, K] with ordinals of that row's request."""
+        flat = ordinals.reshape(ordinals.shape[0], -1) // entries_per_page
+        pages = jnp.take_along_axis(self.page_table, flat, axis=1, mode="clip")
+        return pages.reshape(ordinals.shape)
+
+    def batched_page_table(self) -> jax.Array:
+        """Page table of each request, [R, N]."""
+        return self.page_table
+
+
+Step = PrefillStep | DecodeStep
+
+
+def step_ropes(config: ModelConfig, positions: jax.Array) -> tuple[RopeTable, RopeTable]:
+    """Rotary tables of window-only and of compressed layers at positions [M]."""
+    return (
+        rope_table(positions, rope_frequencies(config, compressed=False)),
+        rope_table(positions, rope_frequencies(config, compressed=True)),
+    )
+
+
+def store_address(
+    step: Step, ordinals: jax.Array, closed: jax.Array, entries_per_page: int
+) -> tuple[jax.Array, jax.Array]:
+    """Page and offset to write entries to: entries of windows not closed go to the scratch page.
+
+    Args:
+        step: the step.
+        ordinals: [M] window number of each entry.
+        closed: [M] bool, whether the window ended in this step.
+        entries_per_page: entries of a page.
+    """
+    page = jnp.where(closed, step.pages_of(ordinals, entries_per_page), SCRATCH_PAGE)
+    return page, jnp.where(closed, ordinals % entries_per_page, 0)
+
+
+def store_entries(pool: jax.Array, entries: jax.Array, page: jax.Array, offset: jax.Array):
+    """Writes entries [M, d] into pool [P, E, d] in place."""
+    return pool.at[page, offset].set(entries.astype(pool.dtype), mode="drop")
+
+
+def read_pages(pool: jax.Array, step: Step) -> jax.Array:
+    """All entries of the page tables in order: [S, d] in prefill, [R, S, d] in decode."""
+    pages = pool.at[step.page_table].get(mode="clip")
+    return pages.reshape(*step.page_table.shape[:-1], -1, pool.shape[-1])
+
+
+def read_entries(pool: jax.Array, step: Step, ordinals: jax.Array) -> jax.Array:
+    """Chosen entries: ordinals [M, K] of each token's request -> [M, K, d]."""
+    entries_per_page = pool.shape[1]
+    pages = step.pages_of(ordinals, entries_per_page)
+    return pool.at[pages, ordinals % entries_per_page].get(mode="clip")
+
+
+def read_before_write(pool: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Orders a read of pool rows before later writes to the pool, which so stay in place."""
+    return jax.lax.optimization_barrier((pool, rows))

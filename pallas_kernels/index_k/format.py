@@ -1,0 +1,43 @@
+"""Byte layout of an index-K page, in plain Python.
+
+"f32" and "bf16": a page is an array [entries, dim] of that type. "fp8_e4m3+f32_scale": a page is one
+row of bytes, first the e4m3 values of all entries ([entries, dim]), then one little-endian float32
+scale for each entry ([entries, 4 bytes]), without padding; key = value * scale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+StorageFormat = Literal["f32", "bf16", "fp8_e4m3+f32_scale"]
+
+FP8_FORMAT = "fp8_e4m3+f32_scale"
+STORAGE_FORMATS = ("f32", "bf16", FP8_FORMAT)
+
+E4M3_MAX = 448.0
+SCALE_BYTES = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Fp8Page:
+    """Offsets inside one fp8 page of `entries` keys of `dim` values."""
+
+    entries: int
+    dim: int
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of the page."""
+        return self.entries * (self.dim + SCALE_BYTES)
+
+    @property
+    def scales_begin(self) -> int:
+        """Byte where the scales begin."""
+        return self.entries * self.dim
+
+
+def check_storage_format(storage_format: str) -> None:
+    """Raises ValueError unless the storage format is a known one."""
+    if storage_format not in STORAGE_FORMATS:
+        raise ValueError(f"storage_format: got {storage_format!r}, expected {STORAGE_FORMATS}")

@@ -1,0 +1,1 @@
+"""Top-k over masked scores with a defined order of ties."""
