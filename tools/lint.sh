@@ -32,7 +32,7 @@ install_buildifier() {
 
 check "ruff check" "$BIN/ruff" check --quiet .
 check "ruff format" "$BIN/ruff" format --quiet --diff .
-check "import-linter" "$BIN/lint-imports" --no-cache
+check "import-linter" "$BIN/lint-imports" --no-cache --no-logo
 
 if command -v node >/dev/null 2>&1; then
   check "pyright" env PYRIGHT_PYTHON_GLOBAL_NODE=1 PYRIGHT_PYTHON_IGNORE_WARNINGS=1 "$BIN/pyright"
