@@ -1,0 +1,246 @@
+"""How weights are stored, found out per tensor, and their exact expansion to float32.
+
+plain   BF16, F16 or F32
+fp8     F8_E4M3 with one scale per block of rows x columns: W[i, j] = w[i, j] * scale[i // r, j //
+c] mxfp4   two e2m1 per byte (low nibble first) with one scale per 32 columns
+nvfp4   the same with an e4m3 scale per 16 columns, times one float32 scale for the tensor
+A block scale is e8m0 (also as U8: byte b is 2^(b - 127)), e4m3 or float. Source: reference 4.1,
+4.2.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+import ml_dtypes
+import numpy as np
+
+from dsv4.checkpoint.reader import StoredTensor
+
+Format = Literal["plain", "fp8", "mxfp4", "nvfp4"]
+
+_FLOATS = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}
+_INTEGERS = {
+    "U8": np.uint8,
+    "I8": np.int8,
+    "I16": np.int16,
+    "U16": np.uint16,
+    "I32": np.int32,
+    "U32": np.uint32,
+    "I64": np.int64,
+}
+_PACKED_FP4 = ("I8", "U8", "F4")
+_MX_BLOCK = 32
+_NV_BLOCK = 16
+_FP8_BLOCK = 128
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredWeight:
+    """One float tensor of the model as it is stored. `shape` is the logical one."""
+
+    tensor: StoredTensor
+    shape: tuple[int, ...]
+    format: Format
+    scale: StoredTensor | None = None
+    block: tuple[int, int] = (1, 1)  # rows, columns that share a block scale
+    global_scale: StoredTensor | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes read to expand it: weight and scales."""
+        parts = (self.tensor, self.scale, self.global_scale)
+        return sum(part.num_bytes for part in parts if part is not None)
+
+
+def identify(
+    tensor: StoredTensor,
+    scales: Mapping[str, StoredTensor],
+    shape: tuple[int, ...],
+    *,
+    fp8_block: tuple[int, int] | None = None,
+) -> StoredWeight:
+    """Finds out how a weight is stored and checks dtype and shapes, from the headers alone.
+
+    Args:
+      tensor: the weight.
+      scales: suffix (`names.SCALE_SUFFIXES`) -> tensor, what is stored beside it.
+      shape: the logical shape that the model needs.
+      fp8_block: rows and columns per scale if the checkpoint's config declares them.
+
+    Raises:
+      CheckpointError: a dtype no format has, a wrong shape, a scale too many or too few.
+    """
+    if tensor.dtype in _FLOATS:
+        for scale in scales.values():
+            raise scale.error(f"unexpected scale: {tensor.name} is {tensor.dtype}, not quantised")
+        _check_shape(tensor, shape)
+        return StoredWeight(tensor, shape, "plain")
+    if tensor.dtype not in ("F8_E4M3", *_PACKED_FP4) or len(shape) != 2:
+        raise tensor.error(f"dtype: got {tensor.dtype}, expected {_expected_dtypes(shape)}")
+    block_scale = _block_scale(tensor, scales)
+    if tensor.dtype == "F8_E4M3":
+        if "weight_scale_2" in scales:
+            raise scales["weight_scale_2"].error("unexpected scale: the weight is fp8, not nvfp4")
+        _check_shape(tensor, shape)
+        block = _fp8_block(block_scale, shape, fp8_block)
+        return StoredWeight(tensor, shape, "fp8", block_scale, block)
+    _check_shape(tensor, shape if tensor.dtype == "F4" else (shape[0], shape[1] // 2))
+    if "weight_scale_2" in scales:
+        _check_scalars(scales)
+        if block_scale.dtype != "F8_E4M3":
+            raise block_scale.error(f"dtype: got {block_scale.dtype}, expected F8_E4M3 for nvfp4")
+        _check_shape(block_scale, (shape[0], _blocks(tensor, shape[1], _NV_BLOCK)))
+        return StoredWeight(
+            tensor, shape, "nvfp4", block_scale, (1, _NV_BLOCK), scales["weight_scale_2"]
+        )
+    if block_scale.dtype == "F8_E4M3":
+        raise tensor.error("expected weight_scale_2 beside an e4m3 block scale, got none")
+    _check_shape(block_scale, (shape[0], _blocks(tensor, shape[1], _MX_BLOCK)))
+    return StoredWeight(tensor, shape, "mxfp4", block_scale, (1, _MX_BLOCK))
+
+
+def read_scales(weight: StoredWeight) -> np.ndarray:
+    """Returns the block scales as float32 [row blocks, column blocks]; [1, 1] of ones if plain.
+
+    An nvfp4 weight's float32 scale is not in them: `read_rows` applies it last, after the exact
+    product of weight and block scale, so that there is a single rounding.
+
+    Raises:
+      CheckpointError: a scale that is zero, negative, infinite or not a number.
+    """
+    if weight.scale is None:
+        return np.ones((1, 1), np.float32)
+    return _positive(weight.scale).reshape(weight.scale.shape)
+
+
+def read_rows(weight: StoredWeight, scales: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """Expands rows begin..end of a weight.
+
+    Args:
+      weight: what `identify` returned.
+      scales: what `read_scales` returned for it.
+      begin: first row (index of the first axis).
+      end: one after the last row.
+
+    Returns:
+      float32 [end - begin, columns]; a 1-D tensor has one column.
+
+    Raises:
+      CheckpointError: a value that is not finite; names its index.
+    """
+    rows, columns = weight.shape[0], int(np.prod(weight.shape[1:], dtype=np.int64))
+    row_bytes = weight.tensor.num_bytes // rows
+    raw = weight.tensor.read(begin * row_bytes, (end - begin) * row_bytes)
+    if weight.format == "plain":
+        values = raw.view(_FLOATS[weight.tensor.dtype]).astype(np.float32)
+    elif weight.format == "fp8":
+        values = raw.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    else:
+        values = _unpack_fp4(raw)
+    values = values.reshape(end - begin, columns)
+    if weight.scale is not None:
+        used = scales[np.arange(begin, end) // weight.block[0]]
+        values *= np.repeat(used, weight.block[1], axis=1)[:, :columns]
+    if weight.global_scale is not None:
+        values *= _positive(weight.global_scale).reshape(())
+    if not np.isfinite(values).all():
+        row, column = np.argwhere(~np.isfinite(values))[0]
+        index = [begin + int(row), int(column)][: len(weight.shape)]
+        raise weight.tensor.error(f"value at {index}: got {values[row, column]}, expected finite")
+    return values
+
+
+def read_integers(tensor: StoredTensor, shape: tuple[int, ...], *, limit: int) -> np.ndarray:
+    """Returns an integer tensor as int32 of `shape`, whose values must lie in 0..limit-1."""
+    if tensor.dtype not in _INTEGERS:
+        raise tensor.error(f"dtype: got {tensor.dtype}, expected one of {', '.join(_INTEGERS)}")
+    _check_shape(tensor, shape)
+    values = tensor.read().view(_INTEGERS[tensor.dtype]).reshape(shape)
+    outside = (values < 0) | (values >= limit)
+    if outside.any():
+        index = tuple(int(i) for i in np.argwhere(outside)[0])
+        raise tensor.error(f"value at {list(index)}: got {values[index]}, expected 0..{limit - 1}")
+    return values.astype(np.int32)
+
+
+def _positive(scale: StoredTensor) -> np.ndarray:
+    raw = scale.read()
+    if scale.dtype in ("F8_E8M0", "U8"):
+        values = np.ldexp(np.float32(1), raw.astype(np.int32) - 127)
+        values = np.where(raw == 255, np.float32(np.nan), values)
+    elif scale.dtype == "F8_E4M3":
+        values = raw.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    elif scale.dtype in _FLOATS:
+        values = raw.view(_FLOATS[scale.dtype]).astype(np.float32)
+    else:
+        raise scale.error(f"dtype: got {scale.dtype}, expected a scale (F8_E8M0, U8, F8_E4M3, F32)")
+    usable = np.isfinite(values) & (values > 0)
+    if not usable.all():
+        at = int(np.argmin(usable))
+        index = [int(i) for i in np.unravel_index(at, scale.shape)]
+        raise scale.error(f"scale at {index}: got {values[at]}, expected finite and > 0")
+    return values
+
+
+def _unpack_fp4(raw: np.ndarray) -> np.ndarray:
+    values = np.concatenate([_E2M1, -_E2M1])
+    pairs = np.stack([np.tile(values, 16), np.repeat(values, 16)], axis=1)  # [256, low and high]
+    return pairs[raw]
+
+
+def _block_scale(tensor: StoredTensor, scales: Mapping[str, StoredTensor]) -> StoredTensor:
+    found = [scales[key] for key in ("scale", "weight_scale_inv", "weight_scale") if key in scales]
+    if not found:
+        raise tensor.error(f"missing scale: {tensor.dtype} weights need one beside them")
+    if len(found) > 1:
+        raise found[1].error(f"unexpected scale: {found[0].name} is there too")
+    return found[0]
+
+
+def _fp8_block(
+    scale: StoredTensor, shape: tuple[int, ...], declared: tuple[int, int] | None
+) -> tuple[int, int]:
+    """The declared block, or the one that explains the scale's shape: 128, else an even split."""
+    if len(scale.shape) != 2:
+        raise scale.error(f"shape: got {list(scale.shape)}, expected two axes")
+    if declared is not None:
+        _check_shape(scale, (-(-shape[0] // declared[0]), -(-shape[1] // declared[1])))
+        return declared
+    block = []
+    for size, count in zip(shape, scale.shape, strict=True):
+        if count == -(-size // _FP8_BLOCK):
+            block.append(_FP8_BLOCK)
+        elif count and size % count == 0:
+            block.append(size // count)
+        else:
+            raise scale.error(
+                f"shape: got {list(scale.shape)}, expected a split of {list(shape)} into blocks"
+            )
+    return block[0], block[1]
+
+
+def _blocks(tensor: StoredTensor, columns: int, block: int) -> int:
+    if columns % block:
+        raise tensor.error(f"shape: got {columns} columns, expected a multiple of {block}")
+    return columns // block
+
+
+def _check_scalars(scales: Mapping[str, StoredTensor]) -> None:
+    for suffix in ("weight_scale_2", "input_scale"):
+        scale = scales.get(suffix)
+        if scale is not None and (scale.dtype != "F32" or scale.shape not in ((), (1,))):
+            raise scale.error(
+                f"got {scale.dtype} {list(scale.shape)}, expected F32 with a single value"
+            )
+
+
+def _check_shape(tensor: StoredTensor, expected: tuple[int, ...]) -> None:
+    if tensor.shape != expected:
+        raise tensor.error(f"shape: got {list(tensor.shape)}, expected {list(expected)}")
+
+
+def _expected_dtypes(shape: tuple[int, ...]) -> str:
+    quantised = ", F8_E4M3 or fp4 (I8, U8, F4) with scales" if len(shape) == 2 else ""
+    return ", ".join(_FLOATS) + quantised

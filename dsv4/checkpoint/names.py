@@ -1,0 +1,177 @@
+"""Names of tensors: variants seen in checkpoints -> official names -> parameters of
+`dsv4.model.Model`.
+
+Official names are those of DeepSeek's own release (reference 4.1), at the root. Variants (reference
+4.3): an optional `model.` prefix, Hugging Face's long names, and the wrong ones its save_pretrained
+writes. The parameter tree mirrors the official names, except that routed experts are stacked.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from dsv4.checkpoint.reader import StoredTensor
+
+# Last part of the names of tensors that belong to a weight.
+SCALE_SUFFIXES = ("scale", "weight_scale_inv", "weight_scale", "weight_scale_2", "input_scale")
+
+_ROOT = {"embed_tokens": "embed", "lm_head": "head"}
+_LAYER = {
+    "self_attn": "attn",
+    "mlp": "ffn",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+_HYPER = {"attn_hc": "hc_attn", "ffn_hc": "hc_ffn", "hc_attn": "hc_attn", "hc_ffn": "hc_ffn"}
+_ATTENTION = {
+    "q_a_proj": "wq_a",
+    "q_a_norm": "q_norm",
+    "q_b_proj": "wq_b",
+    "kv_proj": "wkv",
+    "norm": "kv_norm",
+    "o_a_proj": "wo_a",
+    "o_b_proj": "wo_b",
+    "sinks": "attn_sink",
+}
+_COMPRESSOR = {
+    "kv_proj": "wkv",
+    "gate_proj": "wgate",
+    "position_bias": "ape",
+    "kv_norm": "norm",
+}
+_EXPERT = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+_GATE = {"e_score_correction_bias": "bias"}
+
+
+def official_name(stored: str) -> str:
+    """Returns the official name of a tensor; an official or unknown name comes back as it is."""
+    parts = stored.split(".")
+    if parts[0] == "model" and len(parts) > 1:
+        parts = parts[1:]
+    parts[0] = _ROOT.get(parts[0], parts[0])
+    if parts[0] == "hc_head" and len(parts) == 2:
+        return f"hc_head_{parts[1].removeprefix('hc_')}"
+    if parts[0] == "layers" and len(parts) > 2:
+        return ".".join([*parts[:2], *_official_in_layer(parts[2:])])
+    return ".".join(parts)
+
+
+def is_mtp(official: str) -> bool:
+    """Whether a tensor belongs to the multi-token-prediction block."""
+    return official.startswith("mtp.")
+
+
+def official_tensors(stored: Iterable[StoredTensor]) -> dict[str, StoredTensor]:
+    """Returns official name -> tensor, experts that are stored stacked cut into one entry each.
+
+    Raises:
+      CheckpointError: two stored tensors have the same official name, or a stack has no expert
+      axis.
+    """
+    found: dict[str, StoredTensor] = {}
+    for tensor in stored:
+        for name, part in _unstacked(official_name(tensor.name), tensor):
+            if name in found:
+                other = found[name]
+                raise part.error(f"is {name}, and so is {other.name} of {other.file.name}")
+            found[name] = part
+    return found
+
+
+def weight_tensors(path: Sequence[str | int], shape: Sequence[int]) -> tuple[str, ...]:
+    """Returns the official names of the tensors that fill a parameter.
+
+    Args:
+      path: of the parameter in the model's tree, such as ("layers", 3, "ffn", "experts", "w1").
+      shape: of the parameter.
+
+    Returns:
+      One name; for stacked experts one per expert, in the order of the first axis.
+    """
+    parts = [str(part) for part in path]
+    if len(parts) >= 2 and parts[-2] in ("hc_attn", "hc_ffn", "hc_head"):
+        return (".".join([*parts[:-2], f"{parts[-2]}_{parts[-1]}"]),)
+    if len(parts) >= 2 and parts[-2] == "experts":
+        prefix = ".".join(parts[:-1])
+        return tuple(f"{prefix}.{expert}.{parts[-1]}.weight" for expert in range(shape[0]))
+    return (".".join(parts),)
+
+
+def scales_of(weight: str, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Returns suffix -> tensor of the scales stored for an official weight name."""
+    if not weight.endswith(".weight"):
+        return {}
+    found = {suffix: tensors.get(scale_name(weight, suffix)) for suffix in SCALE_SUFFIXES}
+    return {suffix: tensor for suffix, tensor in found.items() if tensor is not None}
+
+
+def scale_name(weight: str, suffix: str) -> str:
+    """Returns the official name of a scale of an official weight name."""
+    return weight.removesuffix("weight") + suffix
+
+
+def _official_in_layer(parts: list[str]) -> list[str]:
+    head = _LAYER.get(parts[0], parts[0])
+    if head in _HYPER and len(parts) == 2:
+        return [f"{_HYPER[head]}_{parts[1]}"]
+    if head == "attn" and len(parts) > 1:
+        return ["attn", *_official_in_attention(parts[1:])]
+    if head == "ffn" and len(parts) > 2:
+        return ["ffn", *_official_in_moe(parts[1:])]
+    return [head, *parts[1:]]
+
+
+def _official_in_attention(parts: list[str]) -> list[str]:
+    if parts[0] == "indexer" and len(parts) > 2 and parts[1] == "compressor":
+        return ["indexer", "compressor", _COMPRESSOR.get(parts[2], parts[2]), *parts[3:]]
+    if parts[0] == "compressor" and len(parts) > 2 and parts[1] == "indexer":
+        return ["indexer", *_official_in_long_indexer(parts[2:])]
+    if parts[0] == "compressor" and len(parts) > 1:
+        return ["compressor", _COMPRESSOR.get(parts[1], parts[1]), *parts[2:]]
+    return [_ATTENTION.get(parts[0], parts[0]), *parts[1:]]
+
+
+def _official_in_long_indexer(parts: list[str]) -> list[str]:
+    """Hugging Face keeps the indexer in the compressor, and its own compressor's parts in it."""
+    if parts[0] == "scorer":
+        return parts[1:]
+    if parts[0] in ("q_b_proj", "wq_b"):
+        return ["wq_b", *parts[1:]]
+    if parts[0] == "weights_proj":
+        return parts
+    if parts[0] == "compressor":
+        parts = parts[1:]
+    return ["compressor", _COMPRESSOR.get(parts[0], parts[0]), *parts[1:]]
+
+
+def _official_in_moe(parts: list[str]) -> list[str]:
+    if parts[0] == "gate":
+        return ["gate", _GATE.get(parts[1], parts[1]), *parts[2:]]
+    if parts[0] == "shared_experts":
+        return ["shared_experts", _EXPERT.get(parts[1], parts[1]), *parts[2:]]
+    if parts[0] == "experts" and len(parts) > 2:
+        return ["experts", parts[1], _EXPERT.get(parts[2], parts[2]), *parts[3:]]
+    return parts
+
+
+def _unstacked(name: str, tensor: StoredTensor) -> list[tuple[str, StoredTensor]]:
+    """Cuts `experts.gate_up_proj` [E, 2F, D] (gate first) and `experts.down_proj` [E, D, F]."""
+    prefix, _, last = name.rpartition(".")
+    if not prefix.endswith(".experts") or last not in ("gate_up_proj", "down_proj"):
+        return [(name, tensor)]
+    roles = ("w1", "w3") if last == "gate_up_proj" else ("w2",)
+    if len(tensor.shape) != 3 or tensor.shape[1] % len(roles) or not tensor.shape[0]:
+        raise tensor.error(f"shape: got {list(tensor.shape)}, expected [experts, out, in]")
+    experts, rows, columns = tensor.shape[0], tensor.shape[1] // len(roles), tensor.shape[2]
+    num_bytes = tensor.num_bytes // (experts * len(roles))
+    return [
+        (
+            f"{prefix}.{index // len(roles)}.{roles[index % len(roles)]}.weight",
+            dataclasses.replace(
+                tensor,
+                shape=(rows, columns),
+                begin=tensor.begin + index * num_bytes,
+                num_bytes=num_bytes,
+            ),
+        )
+        for index in range(experts * len(roles))
+    ]

@@ -1,0 +1,236 @@
+"""Reads safetensors files: headers at once, bytes of a tensor only when asked for.
+
+Parses the container itself, because the library's NumPy interface does not know fp8, e8m0 and fp4.
+Knows nothing of the model. Format: 8 bytes little-endian header length, a JSON header, then the
+payload.
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+import struct
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from dsv4.checkpoint.errors import CheckpointError
+
+# Bits of one element of every dtype tag a header may carry.
+DTYPE_BITS = {
+    "BOOL": 8,
+    "F4": 4,
+    "U8": 8,
+    "I8": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "I64": 64,
+    "U64": 64,
+    "F64": 64,
+}
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+# Larger headers are refused by the format's own library too.
+_MAX_HEADER_BYTES = 100_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredTensor:
+    """Where one tensor lies. `begin` is a byte offset in `file`; the bytes are C order."""
+
+    name: str  # as written in the file
+    dtype: str  # a key of DTYPE_BITS
+    shape: tuple[int, ...]
+    file: pathlib.Path
+    begin: int
+    num_bytes: int
+
+    def error(self, problem: str) -> CheckpointError:
+        """Returns an error about this tensor, to be raised."""
+        return CheckpointError(problem, file=self.file, tensor=self.name)
+
+    def read(self, offset: int = 0, num_bytes: int | None = None) -> np.ndarray:
+        """Returns bytes as uint8 [num_bytes], from `offset` within the tensor (default: all)."""
+        count = self.num_bytes - offset if num_bytes is None else num_bytes
+        if offset < 0 or count < 0 or offset + count > self.num_bytes:
+            raise self.error(f"bytes {offset}..{offset + count}: expected within {self.num_bytes}")
+        try:
+            data = np.fromfile(self.file, np.uint8, count=count, offset=self.begin + offset)
+        except OSError as error:
+            raise self.error(f"cannot be read: {error}") from error
+        if data.size != count:
+            raise self.error(f"truncated while reading: got {data.size} bytes, expected {count}")
+        return data
+
+
+def read_tensors(directory: pathlib.Path) -> list[StoredTensor]:
+    """Returns every tensor of a checkpoint folder, single file or sharded, from the headers alone.
+
+    Raises:
+      CheckpointError: no or ambiguous weight files, a damaged header or index, a missing or
+      truncated
+        shard, one name in two shards, index and shards that disagree.
+    """
+    if not directory.is_dir():
+        raise CheckpointError("no such folder", file=directory)
+    single, index = directory / SINGLE_FILE, directory / INDEX_FILE
+    if single.exists() and index.exists():
+        raise CheckpointError(
+            f"got both {SINGLE_FILE} and {INDEX_FILE}, expected one", file=directory
+        )
+    if single.exists():
+        return read_header(single)
+    if not index.exists():
+        seen = sorted(path.name for path in directory.iterdir())[:8]
+        raise CheckpointError(
+            f"expected {SINGLE_FILE} or {INDEX_FILE}, got {seen or 'an empty folder'}",
+            file=directory,
+        )
+    return _read_shards(directory, index)
+
+
+def read_header(path: pathlib.Path) -> list[StoredTensor]:
+    """Returns the tensors of one safetensors file. Raises CheckpointError if it is damaged."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+            if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+                raise CheckpointError(
+                    f"header length: got {length}, expected 2..{max(0, size - 8)} in a file of "
+                    f"{size} bytes",
+                    file=path,
+                )
+            header = file.read(length)
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error}", file=path) from error
+    entries = parse_json(header, path)
+    payload = 8 + length
+    tensors = [
+        _tensor(name, entry, path, payload)
+        for name, entry in entries.items()
+        if name != "__metadata__"
+    ]
+    _check_extent(tensors, path, payload, size)
+    return tensors
+
+
+def parse_json(data: bytes, path: pathlib.Path) -> dict[str, Any]:
+    """Returns a JSON object without a key that occurs twice, else CheckpointError naming `path`."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        if len(value) != len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise CheckpointError(f"key {twice!r} occurs twice", file=path)
+        return value
+
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique)
+    except CheckpointError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"not valid JSON: {error}", file=path) from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"expected a JSON object, got {type(value).__name__}", file=path)
+    return value
+
+
+def _tensor(name: str, entry: Any, path: pathlib.Path, payload: int) -> StoredTensor:
+    def error(problem: str) -> CheckpointError:
+        return CheckpointError(f"header: {problem}", file=path, tensor=name)
+
+    if not isinstance(entry, Mapping):
+        raise error(f"expected an object, got {type(entry).__name__}")
+    dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise error(f"dtype: got {dtype!r}, expected one of {', '.join(DTYPE_BITS)}")
+    if not _is_naturals(shape):
+        raise error(f"shape: got {shape!r}, expected a list of integers >= 0")
+    if not _is_naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise error(f"data_offsets: got {offsets!r}, expected [begin, end]")
+    bits = math.prod(shape) * DTYPE_BITS[dtype]
+    begin, end = offsets
+    if bits % 8 or bits // 8 != end - begin:
+        raise error(
+            f"data_offsets: got {end - begin} bytes, expected {bits / 8:g} for {dtype} {shape}"
+        )
+    return StoredTensor(name, dtype, tuple(shape), path, payload + begin, end - begin)
+
+
+def _is_naturals(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def _check_extent(tensors: list[StoredTensor], path: pathlib.Path, payload: int, size: int) -> None:
+    """The tensors must tile the payload: no hole, no overlap, nothing missing, nothing after."""
+    expected = payload
+    for tensor in sorted(tensors, key=lambda one: (one.begin, one.num_bytes)):
+        if tensor.begin != expected:
+            raise tensor.error(
+                f"header: data_offsets: begins at payload byte {tensor.begin - payload}, expected "
+                f"{expected - payload} where the tensor before it ends"
+            )
+        expected = tensor.begin + tensor.num_bytes
+        if expected > size:
+            raise tensor.error(f"truncated file: got {size} bytes, expected at least {expected}")
+    if expected != size:
+        raise CheckpointError(
+            f"file length: got {size} bytes, expected {expected} from the header", file=path
+        )
+
+
+def _read_shards(directory: pathlib.Path, index: pathlib.Path) -> list[StoredTensor]:
+    try:
+        weight_map = parse_json(index.read_bytes(), index).get("weight_map")
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error}", file=index) from error
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(
+            f"weight_map: got {type(weight_map).__name__}, expected a non-empty object", file=index
+        )
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or pathlib.PurePath(shard).name != shard:
+            raise CheckpointError(
+                f"weight_map: got {shard!r}, expected a file name", file=index, tensor=name
+            )
+        if not (directory / shard).is_file():
+            raise CheckpointError(
+                f"weight_map: points to {shard}, which does not exist", file=index, tensor=name
+            )
+    found: dict[str, StoredTensor] = {}
+    for shard in sorted(set(weight_map.values())):
+        for tensor in read_header(directory / shard):
+            if tensor.name in found:
+                raise tensor.error(f"is also in {found[tensor.name].file.name}, expected once")
+            found[tensor.name] = tensor
+    _check_index(weight_map, found, index)
+    return list(found.values())
+
+
+def _check_index(
+    weight_map: Mapping[str, str], found: Mapping[str, StoredTensor], index: pathlib.Path
+) -> None:
+    for name, shard in weight_map.items():
+        if name not in found:
+            raise CheckpointError(
+                f"weight_map: says {shard}, but no shard has it", file=index, tensor=name
+            )
+        if found[name].file.name != shard:
+            raise found[name].error(f"lies in this shard, but {index.name} says {shard}")
+    for name, tensor in found.items():
+        if name not in weight_map:
+            raise tensor.error(f"is not listed in {index.name}")
