@@ -166,7 +166,7 @@ class UnitPart:
 
 @dataclasses.dataclass(frozen=True)
 class Mismatch:
-    """One difference that forbids exchanging bytes; `buffer` is "table" for the table's own fields."""
+    """One difference that forbids exchanging bytes; buffer "table" means the table's own field."""
 
     buffer: str
     field: str

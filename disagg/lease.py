@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import math
 import time
 from collections.abc import Callable, Hashable
 
@@ -143,7 +144,7 @@ class LeaseRing:
         Args:
             num_slots: landing slots, at least 1.
             max_quarantined_share: share of the slots that may be quarantined before
-                `capacity_ok` turns false; 0 to 1.
+                `capacity_ok` turns false, rounded up; 0 to 1.
             clock: seconds, only used to tell how long slots have been in their state.
         """
         if num_slots < 1:
@@ -151,7 +152,7 @@ class LeaseRing:
         if not 0 <= max_quarantined_share <= 1:
             raise ValueError(f"max_quarantined_share: got {max_quarantined_share}, expected 0 to 1")
         self.num_slots = num_slots
-        self.max_quarantined = int(num_slots * max_quarantined_share)
+        self.max_quarantined = math.ceil(num_slots * max_quarantined_share)
         self.stale_refused = 0
         self.freed: collections.Counter[str] = collections.Counter()
         self._clock = clock

@@ -52,7 +52,7 @@ class Segment:
                 "token_end", self.token_end, f"> token_begin ({self.token_begin}) >= 0"
             )
         if not 0 <= self.unit_begin < self.unit_end:
-            raise self._error("unit_end", self.unit_end, f"> unit_begin ({self.unit_begin}) >= 0")
+            raise self._error("unit_end", self.unit_end, f"> unit_begin {self.unit_begin} >= 0")
         if self.offset < 0 or self.offset % SEGMENT_ALIGNMENT:
             raise self._error("offset", self.offset, f"a multiple of {SEGMENT_ALIGNMENT}")
         units = len(self.layers) * self.num_units
