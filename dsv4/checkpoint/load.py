@@ -52,7 +52,7 @@ class _Parameter:
 
 
 def load_config(directory: str | pathlib.Path) -> tuple[ModelConfig, dict[str, Any]]:
-    """Returns the model's config and the raw config.json. Raises CheckpointError naming the file."""
+    """Returns the config and the raw config.json. Raises CheckpointError naming the file."""
     path = pathlib.Path(directory) / CONFIG_FILE
     try:
         raw = reader.parse_json(path.read_bytes(), path)

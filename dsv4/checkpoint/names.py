@@ -77,7 +77,7 @@ def official_tensors(stored: Iterable[StoredTensor]) -> dict[str, StoredTensor]:
     return found
 
 
-def weight_tensors(path: Sequence[str | int], shape: Sequence[int]) -> tuple[str, ...]:
+def weight_tensors(path: Sequence[object], shape: Sequence[int]) -> tuple[str, ...]:
     """Returns the official names of the tensors that fill a parameter.
 
     Args:

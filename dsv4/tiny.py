@@ -1,0 +1,118 @@
+"""Builds a small DeepSeek-V4 checkpoint with random weights, complete and in official naming.
+
+Every parameter is random, also those that a fresh model keeps at zero (sinks, biases, mixing
+bases), for zeros hide mistakes. The same seed gives the same files.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import shutil
+import tempfile
+import zlib
+from typing import Any
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from flax import nnx
+
+from dsv4.checkpoint import load, names, reader, writer
+from dsv4.config import ModelConfig
+from dsv4.model import Model
+
+# Spread of the parameters that are no matrices, by the last parts of their official names.
+_SPREAD = {
+    "ape": (0.0, 0.5),
+    "attn_sink": (0.0, 0.5),
+    "bias": (0.0, 0.3),
+    "base": (0.0, 0.3),
+    "scale": (1.0, 0.05),
+}
+
+
+def build_tiny_checkpoint(
+    directory: str | pathlib.Path, *, config: ModelConfig | None = None, seed: int = 0
+) -> None:
+    """Writes config.json and model.safetensors (bf16, float32 where the release has it).
+
+    Args:
+      directory: must not exist, or be empty. It appears complete or not at all.
+      config: default `ModelConfig.tiny()`.
+      seed: of the weights.
+
+    Raises:
+      ValueError: `directory` exists and is not an empty folder.
+    """
+    config = ModelConfig.tiny() if config is None else config
+    target = pathlib.Path(directory)
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise ValueError(f"directory: got {target}, expected a new or empty folder")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = pathlib.Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        draft.chmod(0o755)
+        (draft / load.CONFIG_FILE).write_text(_config_json(config), encoding="utf-8")
+        writer.write_safetensors(draft / reader.SINGLE_FILE, _random_tensors(config, seed))
+        os.replace(draft, target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _config_json(config: ModelConfig) -> str:
+    """The config as the release spells it."""
+    values: dict[str, Any] = {
+        "architectures": ["DeepseekV4ForCausalLM"],
+        "model_type": "deepseek_v4",
+        **dataclasses.asdict(config),
+        "num_key_value_heads": 1,
+        "scoring_func": "sqrtsoftplus",
+        "topk_method": "noaux_tc",
+        "norm_topk_prob": True,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+    if config.rope_scaling is not None:
+        values["rope_scaling"] = {"type": "yarn", **dataclasses.asdict(config.rope_scaling)}
+    return json.dumps(values, indent=1) + "\n"
+
+
+def _random_tensors(config: ModelConfig, seed: int) -> dict[str, np.ndarray]:
+    """Returns official name -> array for every parameter of the model."""
+    model = nnx.eval_shape(lambda: Model(config, jnp.bfloat16))
+    tensors = {}
+    for path, leaf in nnx.to_flat_state(nnx.state(model)):
+        official = names.weight_tensors(path, leaf.shape)
+        shape = leaf.shape if len(official) == 1 else leaf.shape[1:]
+        for name in official:
+            rng = np.random.default_rng([seed, zlib.crc32(name.encode("utf-8"))])
+            if np.issubdtype(leaf.dtype, np.integer):
+                tensors[name] = _distinct_experts(rng, shape, config.n_routed_experts)
+            else:
+                values = _random(rng, name, shape)
+                narrow = leaf.dtype == jnp.bfloat16
+                tensors[name] = values.astype(ml_dtypes.bfloat16) if narrow else values
+    return tensors
+
+
+def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    last = name.rpartition(".")[2]
+    kind = last if last in _SPREAD else last.rpartition("_")[2]
+    mean, deviation = 0.0, 1.5 / math.sqrt(shape[-1])
+    if name == "embed.weight":
+        deviation = 1.0
+    elif last == "weight" and len(shape) == 1:
+        mean, deviation = 1.0, 0.1  # a norm
+    elif kind in _SPREAD:
+        mean, deviation = _SPREAD[kind]
+    return (mean + deviation * rng.standard_normal(shape)).astype(np.float32)
+
+
+def _distinct_experts(rng: np.random.Generator, shape: tuple[int, ...], experts: int) -> np.ndarray:
+    """Returns [vocab, k] experts of each token id, no expert twice for a token."""
+    tokens, per_token = shape
+    return np.argsort(rng.random((tokens, experts)), axis=1)[:, :per_token].astype(np.int64)
