@@ -14,6 +14,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 
+from disagg.digest import DigestMode
 from disagg.layout import MAX_COMPONENT_BYTES, format_columns
 from disagg.slab import Segment, Slab
 
@@ -25,14 +26,6 @@ FENCE_BYTES = ROW_BYTES * ROWS_PER_SLAB
 ROW_MAGIC = b"DSFR"
 ROW_VERSION = 1
 ID_BYTES = 16
-
-
-class DigestMode(enum.IntEnum):
-    """How much of a segment its digest covers; part of every row."""
-
-    OFF = 0
-    SAMPLED = 1
-    FULL = 2
 
 
 @dataclasses.dataclass(frozen=True)
