@@ -13,6 +13,13 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_PREFILL: _ClassVar[Role]
     ROLE_DECODE: _ClassVar[Role]
 
+class DigestMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DIGEST_MODE_UNSPECIFIED: _ClassVar[DigestMode]
+    DIGEST_MODE_OFF: _ClassVar[DigestMode]
+    DIGEST_MODE_SAMPLED: _ClassVar[DigestMode]
+    DIGEST_MODE_FULL: _ClassVar[DigestMode]
+
 class Placement(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PLACEMENT_UNSPECIFIED: _ClassVar[Placement]
@@ -37,6 +44,10 @@ class SlabState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
+DIGEST_MODE_UNSPECIFIED: DigestMode
+DIGEST_MODE_OFF: DigestMode
+DIGEST_MODE_SAMPLED: DigestMode
+DIGEST_MODE_FULL: DigestMode
 PLACEMENT_UNSPECIFIED: Placement
 PLACEMENT_PAGE: Placement
 PLACEMENT_SLOT: Placement
@@ -68,7 +79,7 @@ class Heartbeat(_message.Message):
     def __init__(self, sequence: _Optional[int] = ...) -> None: ...
 
 class Endpoint(_message.Message):
-    __slots__ = ("protocol_version", "process_epoch", "role", "model_identity", "max_context", "vocab_size", "layout", "chunk_pages", "slab_bytes", "plane_metadata", "landing", "fence")
+    __slots__ = ("protocol_version", "process_epoch", "role", "model_identity", "max_context", "vocab_size", "layout", "chunk_pages", "slab_bytes", "plane_metadata", "landing", "fence", "digest_mode")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROCESS_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +92,7 @@ class Endpoint(_message.Message):
     PLANE_METADATA_FIELD_NUMBER: _ClassVar[int]
     LANDING_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_MODE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     process_epoch: bytes
     role: Role
@@ -93,7 +105,8 @@ class Endpoint(_message.Message):
     plane_metadata: bytes
     landing: Region
     fence: Region
-    def __init__(self, protocol_version: _Optional[int] = ..., process_epoch: _Optional[bytes] = ..., role: _Optional[_Union[Role, str]] = ..., model_identity: _Optional[str] = ..., max_context: _Optional[int] = ..., vocab_size: _Optional[int] = ..., layout: _Optional[_Union[LayoutTable, _Mapping]] = ..., chunk_pages: _Optional[int] = ..., slab_bytes: _Optional[int] = ..., plane_metadata: _Optional[bytes] = ..., landing: _Optional[_Union[Region, _Mapping]] = ..., fence: _Optional[_Union[Region, _Mapping]] = ...) -> None: ...
+    digest_mode: DigestMode
+    def __init__(self, protocol_version: _Optional[int] = ..., process_epoch: _Optional[bytes] = ..., role: _Optional[_Union[Role, str]] = ..., model_identity: _Optional[str] = ..., max_context: _Optional[int] = ..., vocab_size: _Optional[int] = ..., layout: _Optional[_Union[LayoutTable, _Mapping]] = ..., chunk_pages: _Optional[int] = ..., slab_bytes: _Optional[int] = ..., plane_metadata: _Optional[bytes] = ..., landing: _Optional[_Union[Region, _Mapping]] = ..., fence: _Optional[_Union[Region, _Mapping]] = ..., digest_mode: _Optional[_Union[DigestMode, str]] = ...) -> None: ...
 
 class Region(_message.Message):
     __slots__ = ("base", "num_bytes", "stride", "count")

@@ -1,0 +1,49 @@
+"""gRPC as the hand-over uses it: options of channels and servers, statuses to errors and back."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import grpc
+
+from disagg.errors import DisaggError, PeerLost, from_code
+
+MAX_MESSAGE_BYTES = 16 << 20
+"""A prompt of a million packed token ids is about 4 MB; a layout table far less."""
+
+_SIZES: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+]
+
+SERVER_OPTIONS: list[tuple[str, Any]] = [*_SIZES, ("grpc.so_reuseport", 0)]
+"""A server that carries the Prefill service: one address is one process."""
+
+CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    *_SIZES,
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.enable_retries", 0),
+]
+
+MAX_DETAIL_CHARS = 2000
+"""Longer status details may not fit the peer's limit for headers."""
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> DisaggError:
+    """The typed error for a call that ended with a status.
+
+    CANCELLED means here that the server gave the call up, which is a lost peer.
+    """
+    code, detail = error.code().name, error.details() or ""
+    if code in ("CANCELLED", "UNKNOWN"):
+        return PeerLost(f"{peer}: the call ended with {code}: {detail}")
+    return from_code(code, detail if code != "UNAVAILABLE" else f"{peer}: {detail}")
+
+
+async def abort(context: grpc.aio.ServicerContext, error: DisaggError) -> NoReturn:
+    """Ends a call on the server side with the status of an error."""
+    await context.abort(grpc.StatusCode[error.code], error.message[:MAX_DETAIL_CHARS])
+    raise error  # context.abort never returns
