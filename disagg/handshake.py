@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Literal, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
 from disagg import slab
 from disagg.data_plane import Region
@@ -218,7 +219,9 @@ def table_to_proto(table: LayoutTable) -> pb.LayoutTable:
     """The message of a layout table."""
     buffers: list[pb.BufferLayout] = []
     for buffer in table.buffers:
-        fields = dataclasses.asdict(buffer) | {"placement": _PLACEMENTS[buffer.placement]}
+        fields: dict[str, Any] = dataclasses.asdict(buffer) | {
+            "placement": _PLACEMENTS[buffer.placement]
+        }
         buffers.append(pb.BufferLayout(**fields))
     return pb.LayoutTable(version=table.version, page_tokens=table.page_tokens, buffers=buffers)
 
@@ -233,7 +236,7 @@ def table_from_proto(message: pb.LayoutTable) -> LayoutTable:
     buffers: list[BufferLayout] = []
     try:
         for buffer in message.buffers:
-            fields = {name: getattr(buffer, name) for name in names}
+            fields: dict[str, Any] = {name: getattr(buffer, name) for name in names}
             where = f"layout.buffers[{len(buffers)}].placement"
             fields["placement"] = _named(_PLACEMENTS, buffer.placement, where)
             buffers.append(BufferLayout(**fields))
@@ -256,7 +259,7 @@ def _region_from_proto(message: pb.Endpoint, field: Literal["landing", "fence"])
         raise InvalidField(f"{field}: {error.message}") from error
 
 
-def _named[K](values: dict[K, int], value: int, field: str) -> K:
+def _named[K](values: Mapping[K, int], value: int, field: str) -> K:
     for name, number in values.items():
         if number == value:
             return name

@@ -1,10 +1,11 @@
-"""Waiting, on one event loop: to the very end, until one of several ends, or at an adaptive pace."""
+"""Waiting on one event loop: to the very end of a piece of work, or at an adaptive pace."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 Trace = Callable[[str], contextlib.AbstractContextManager[object]]
 """Opens a named span for a profiler."""
@@ -35,7 +36,7 @@ async def run_to_end[T](work: Awaitable[T]) -> T:
     return task.result()
 
 
-async def cancel_all(tasks: Iterable[asyncio.Future[object]]) -> None:
+async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
     """Cancels tasks and waits until they have ended; their outcome is dropped."""
     pending = list(tasks)
     for task in pending:
