@@ -93,14 +93,15 @@ class BufferLayout:
             raise self._error("layer", self.layer, "0 <= layer < 65536")
         expected_name = f"layers.{self.layer}.{component}"
         if self.name != expected_name:
-            raise self._error("name", self.name, repr(expected_name))
+            expected = f"{expected_name!r} from layer {self.layer} and component {component!r}"
+            raise self._error("name", self.name, expected)
         if self.placement not in ("page", "slot"):
             raise self._error("placement", self.placement, "'page' or 'slot'")
         if self.storage_format not in _FORMAT_WORDS:
             raise self._error("storage_format", self.storage_format, f"one of {[*_FORMAT_WORDS]}")
         word = _FORMAT_WORDS[self.storage_format]
         if self.word_dtype != word:
-            expected = f"{word!r} for storage format {self.storage_format!r}"
+            expected = f"{word!r} for storage_format {self.storage_format!r}"
             raise self._error("word_dtype", self.word_dtype, expected)
         if self.memory_kind not in _MEMORY_KINDS:
             raise self._error("memory_kind", self.memory_kind, f"one of {_MEMORY_KINDS}")
@@ -120,15 +121,18 @@ class BufferLayout:
         if self.unit_bytes < used or self.unit_bytes % word:
             expected = (
                 f"a multiple of {word} and >= {used} "
-                f"({self.entries_per_unit} entries of {self.entry_bytes} bytes)"
+                f"(entries_per_unit {self.entries_per_unit} x entry_bytes {self.entry_bytes})"
             )
             raise self._error("unit_bytes", self.unit_bytes, expected)
         if self.placement == "slot" and self.tokens_per_unit != 0:
-            raise self._error("tokens_per_unit", self.tokens_per_unit, "0 for a slot buffer")
+            raise self._error("tokens_per_unit", self.tokens_per_unit, "0 for placement 'slot'")
         if self.placement == "page" and (
             self.tokens_per_unit <= 0 or self.tokens_per_unit % self.entries_per_unit
         ):
-            expected = f"a positive multiple of entries_per_unit ({self.entries_per_unit})"
+            expected = (
+                f"a positive multiple of entries_per_unit {self.entries_per_unit} "
+                "for placement 'page'"
+            )
             raise self._error("tokens_per_unit", self.tokens_per_unit, expected)
         if not 2 <= self.num_units < 2**31:
             raise self._error("num_units", self.num_units, ">= 2 (unit 0 is scratch) and < 2**31")
