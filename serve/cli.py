@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from serve.config import DEFAULT_LISTEN, ROLES, ConfigError, load_config, settings_table
+from serve.config import DEFAULT_LISTEN, ROLES, ConfigError, load_config, quiet_grpc, settings_table
 
 _INTRO = """\
 Serves DeepSeek-V4: one process computes prompts (prefill), another generates (decode), and the
@@ -46,8 +46,8 @@ _SERVER_HELP = {
 }
 _SETTINGS_NOTE = """\
 Every setting is also a key of the --config file and an environment variable: --chunk-tokens is
-chunk_tokens in [engine] and DSV4_CHUNK_TOKENS. A flag beats the environment, the environment beats
-the file. --print-config shows what is in force, where it came from, and how a file looks.
+chunk_tokens in [engine] and DSV4_CHUNK_TOKENS. A flag beats the environment, the environment
+beats the file. --print-config shows what is in force, where it came from, and how a file looks.
 """
 
 
@@ -74,6 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a subcommand; returns the exit status."""
     options = build_parser().parse_args(arguments)
+    quiet_grpc()
     try:
         return _run(options)
     except ConfigError as error:
@@ -103,7 +104,9 @@ def _run(options: argparse.Namespace) -> int:
 
 def _run_server(options: argparse.Namespace) -> int:
     names = {row.name for row in settings_table()}
-    flags = {name: text for name, text in vars(options).items() if name in names and text is not None}
+    flags = {
+        name: text for name, text in vars(options).items() if name in names and text is not None
+    }
     config = load_config(flags, file=options.config)
     if options.print_config:
         print(config.render())

@@ -7,6 +7,7 @@ result with an error, not an exception; programming errors still raise.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -109,7 +110,7 @@ class Client:
         self._channel = grpc.aio.insecure_channel(target, options=options)
         self._generate = pb_grpc.GenerateStub(self._channel)
         self._engine = pb_grpc.EngineStub(self._channel)
-        self._health = health_pb2_grpc.HealthStub(self._channel)
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
 
     async def __aenter__(self) -> Self:
         return self
@@ -243,7 +244,7 @@ async def generate_many(
 
     async def one(index: int, prompt: Prompt) -> Result:
         async with gate:
-            listener = None if on_text is None else (lambda text: on_text(index, text))
+            listener = None if on_text is None else functools.partial(on_text, index)
             return await client.generate(prompt, sampling, deadline_s=deadline_s, on_text=listener)
 
     tasks = [asyncio.create_task(one(index, prompt)) for index, prompt in enumerate(prompts)]

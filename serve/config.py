@@ -43,6 +43,14 @@ def user_cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "dsv4"
 
 
+def quiet_grpc() -> None:
+    """Silences the notices of gRPC's C core about closed connections; call it before importing grpc.
+
+    What a person set in GRPC_VERBOSITY stays.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
 def parse_address(text: str, source: str) -> tuple[str, int]:
     """Splits HOST:PORT (or [IPv6]:PORT); raises ConfigError naming `source`."""
     host, _, port = text.rpartition(":")
@@ -116,9 +124,7 @@ class EngineSettings:
     compile_cache: Path = setting(
         lambda: user_cache_dir() / "compile", "folder that keeps compiled programs", metavar="DIR"
     )
-    kernels: str = setting(
-        "auto", "kernel implementation", choices=("auto", "reference", "pallas")
-    )
+    kernels: str = setting("auto", "kernel implementation", choices=("auto", "reference", "pallas"))
 
     def __post_init__(self) -> None:
         _check(self)
@@ -273,25 +279,27 @@ class Setting:
 
     def check(self, value: Any, source: str) -> Any:
         """Returns `value` if it keeps the rule, else raises ConfigError."""
-        if value is None and self.nullable:
-            return value
-        well_typed = isinstance(value, self.kind) and (
-            self.kind is bool or not isinstance(value, bool)
-        )
-        if self.kind is tuple:
-            well_typed = well_typed and all(isinstance(item, str) for item in value)
-        in_range = (
-            well_typed
-            and (not self.choices or value in self.choices)
+        absent = self.nullable and value is None
+        if not absent and not self._accepts(value):
+            raise ConfigError(source, value, self.expected)
+        if self.addresses and value:
+            items: tuple[str, ...] = value if self.kind is tuple else (value,)
+            for address in items:
+                parse_address(address, source)
+        return value
+
+    def _accepts(self, value: Any) -> bool:
+        if self.kind is not bool and type(value) is bool:
+            return False
+        if not isinstance(value, self.kind):
+            return False
+        if isinstance(value, tuple):
+            return all(isinstance(item, str) for item in value)
+        return (
+            (not self.choices or value in self.choices)
             and (self.minimum is None or value >= self.minimum)
             and (self.above is None or value > self.above)
         )
-        if not in_range:
-            raise ConfigError(source, value, self.expected)
-        if self.addresses:
-            for address in value if self.kind is tuple else (value,) * bool(value):
-                parse_address(address, source)
-        return value
 
 
 def settings_table() -> tuple[Setting, ...]:

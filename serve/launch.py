@@ -9,7 +9,6 @@ import asyncio
 import dataclasses
 import json
 import logging
-import sys
 from pathlib import Path
 
 from disagg.errors import DisaggError
@@ -25,12 +24,19 @@ _LOG = logging.getLogger(__name__)
 
 
 def launch(role: str, config: Config) -> int:
-    """Runs a server until it is told to end; 0 if it ended as told, 1 if it could not serve."""
+    """Runs a server until it is told to end; 0 if it ended as told, 1 if it could not serve.
+
+    Raises:
+      ConfigError: the settings do not fit the role, the model or this machine.
+    """
+    _check_model(config)
     setup_logging(log_format=config.server.log_format, level=config.server.log_level)
     try:
         asyncio.run(_serve(role, config))
+    except ConfigError:
+        raise
     except (DisaggError, ListenError, ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        _LOG.error("%s", error)
         return 1
     return 0
 
@@ -45,9 +51,7 @@ async def _serve(role: str, config: Config) -> None:
 
     if config.server.profiler_port:
         profiling.start_server(config.server.profiler_port)
-    engine = roles.build_engine(
-        role, engine_settings, config.transfer, config.transfer.prefill, create_progress()
-    )
+    engine = roles.build_engine(role, engine_settings, config.transfer, create_progress())
     server = ApiServer(
         engine,
         role,
@@ -68,10 +72,13 @@ def _model_folder(config: Config) -> Path:
         folder = ensure_tiny_model(user_cache_dir())
         _LOG.info("no --model given: serving the tiny random model in %s", folder)
         return folder
-    if not (config.engine.model / "config.json").is_file():
-        source = config.sources["model"]
-        raise ConfigError(source, str(config.engine.model), "a folder with a config.json")
     return config.engine.model
+
+
+def _check_model(config: Config) -> None:
+    folder = config.engine.model
+    if folder is not None and not (folder / "config.json").is_file():
+        raise ConfigError(config.sources["model"], str(folder), "a folder with a config.json")
 
 
 def load_encoder(model: Path) -> TextEncoder:

@@ -59,7 +59,9 @@ def setup_logging(*, log_format: str = "text", level: str = "info") -> None:
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
-def event(logger: logging.Logger, message: str, *, level: int = logging.INFO, **fields: Any) -> None:
+def event(
+    logger: logging.Logger, message: str, *, level: int = logging.INFO, **fields: Any
+) -> None:
     """Logs one line with fields; None values are left out."""
     kept = {key: value for key, value in fields.items() if value is not None}
     logger.log(level, message, extra={_FIELDS: kept})

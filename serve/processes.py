@@ -43,6 +43,7 @@ class ServerProcess:
         self._arguments = tuple(arguments)
         self._process: subprocess.Popen[bytes] | None = None
         self._begin = 0.0
+        self._told = False
 
     @property
     def pid(self) -> int:
@@ -52,14 +53,13 @@ class ServerProcess:
         return self._process.pid
 
     def start(self, environment: Mapping[str, str] | None = None) -> None:
-        """Starts it in a session of its own; `environment` is added to this process's."""
+        """Starts it in a session of its own; `environment` replaces this process's."""
         root = Path(serve.__file__).resolve().parent.parent
-        variables = {**os.environ, **environment} if environment else None
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "serve", *self._arguments],
                 cwd=root,
-                env=variables,
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -98,7 +98,9 @@ class ServerProcess:
 
     def tail(self) -> str:
         """The last lines of the log, each marked with the name."""
-        return "\n".join(f"  {self.name}| {line}" for line in self._read().splitlines()[-TAIL_LINES:])
+        return "\n".join(
+            f"  {self.name}| {line}" for line in self._read().splitlines()[-TAIL_LINES:]
+        )
 
     def running(self) -> bool:
         """Whether the process lives."""
@@ -109,11 +111,17 @@ class ServerProcess:
         if self._process is not None and self.running():
             self._process.send_signal(number)
 
+    def terminate(self) -> None:
+        """Asks it to drain, once; a second SIGTERM would cut requests off."""
+        if not self._told:
+            self._told = True
+            self.signal(signal.SIGTERM)
+
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int | None:
         """Ends it: SIGTERM, then SIGKILL for its whole session. Returns the exit status."""
         if self._process is None:
             return None
-        self.signal(signal.SIGTERM)
+        self.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         with contextlib.suppress(ProcessLookupError):
@@ -129,6 +137,6 @@ class ServerProcess:
 def stop_all(processes: Sequence[ServerProcess]) -> None:
     """Ends all of them, told at the same time."""
     for process in processes:
-        process.signal(signal.SIGTERM)
+        process.terminate()
     for process in processes:
         process.stop()

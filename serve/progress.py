@@ -81,7 +81,8 @@ class _LogStage:
         if self._unit == "B":
             total = f"/{self._total / 1e9:.3f}" if self._total else ""
             rate = self._done / 1e9 / seconds if seconds > 0 else 0.0
-            return f"{self._name}: {self._done / 1e9:.3f}{total} GB in {seconds:.1f} s, {rate:.2f} GB/s"
+            done = f"{self._done / 1e9:.3f}{total} GB"
+            return f"{self._name}: {done} in {seconds:.1f} s, {rate:.2f} GB/s"
         total = f"/{self._total}" if self._total else ""
         return f"{self._name}: {self._done}{total} {self._unit} in {seconds:.1f} s"
 
@@ -132,7 +133,9 @@ class TerminalProgress:
 
 
 class _BarStage:
-    def __init__(self, advance: Callable[..., None], update: Callable[..., None], task: int) -> None:
+    def __init__(
+        self, advance: Callable[..., None], update: Callable[..., None], task: int
+    ) -> None:
         self._advance, self._update, self._task = advance, update, task
 
     def advance(self, amount: int = 1, detail: str = "") -> None:
@@ -143,5 +146,5 @@ class _BarStage:
 
 def create_progress(stream: TextIO | None = None) -> Progress:
     """Bars if `stream` (stderr by default) is a terminal, log lines otherwise."""
-    stream = stream or sys.stderr
-    return TerminalProgress(stream) if stream.isatty() else LogProgress()
+    output = sys.stderr if stream is None else stream
+    return TerminalProgress(output) if output.isatty() else LogProgress()

@@ -38,9 +38,9 @@ def prompt_of(message: pb.GenerateRequest) -> str | tuple[int, ...]:
     _refuse_unknown(message, "GenerateRequest")
     has_text, has_ids = message.HasField("text"), message.HasField("token_ids")
     if has_text and has_ids:
-        raise InvalidField("prompt", "text and token_ids", "exactly one of text and token_ids")
+        raise InvalidField.of("prompt", "text and token_ids", "exactly one of text and token_ids")
     if not has_text and not has_ids:
-        raise InvalidField("prompt", "neither text nor token_ids", "exactly one of them")
+        raise InvalidField.of("prompt", "neither text nor token_ids", "exactly one of them")
     if has_text:
         return message.text
     _refuse_unknown(message.token_ids, "token_ids")
@@ -145,4 +145,4 @@ def status_to_proto(status: EngineStatus, version: str) -> pb.ServerInfoResponse
 def _refuse_unknown(message: Message, where: str) -> None:
     unknown = [field.field_number for field in UnknownFieldSet(message)]
     if unknown:
-        raise InvalidField(where, f"unknown field number {unknown[0]}", "fields of this version")
+        raise InvalidField.of(where, f"unknown field number {unknown[0]}", "fields of this version")

@@ -27,6 +27,7 @@ from serve.engine.request import Engine
 MAX_MESSAGE_BYTES = 16 << 20  # a prompt of a million tokens, packed
 HEALTH_INTERVAL_S = 1.0
 GENERATE_SERVICE = pb.DESCRIPTOR.services_by_name["Generate"].full_name
+HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 ENGINE_SERVICE = pb.DESCRIPTOR.services_by_name["Engine"].full_name
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.so_reuseport", 0),
@@ -65,7 +66,7 @@ class ApiServer:
         self._front = FrontEnd(engine, role)
         self._listen = listen
         self._with_reflection = with_reflection
-        self._health = health.aio.HealthServicer()
+        self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
         self._watch: asyncio.Task[None] | None = None
         self._server: grpc.aio.Server | None = None
 
@@ -80,7 +81,7 @@ class ApiServer:
         pb_grpc.add_GenerateServicer_to_server(GenerateService(self._front), server)
         pb_grpc.add_EngineServicer_to_server(EngineService(self._front, version()), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = [GENERATE_SERVICE, ENGINE_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        names = [GENERATE_SERVICE, ENGINE_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME]
         add_services = getattr(self._front.engine, "add_services", None)
         if add_services is not None:
             names += add_services(server) or ()

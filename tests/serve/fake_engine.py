@@ -1,0 +1,161 @@
+"""A test double of the Engine protocol: echoes the prompt, keeps count, fails when told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+from disagg.errors import AlreadyExists, DeadlineExceeded, DisaggError, PeerLost
+from serve.api.server import ApiServer
+from serve.client import Client
+from serve.engine.request import (
+    Completion,
+    Delta,
+    EngineStatus,
+    FinishReason,
+    Request,
+    Timing,
+    TransferStats,
+    Usage,
+)
+
+VOCAB_SIZE = 384
+MAX_CONTEXT = 512
+
+
+@dataclass
+class FakeEngine:
+    """Answers token t with t, one per delta, `max_tokens` of them.
+
+    Attributes:
+      gate: cleared, requests stop before their second token.
+      failure: raised instead of an answer.
+      seen: every request, in order of arrival.
+      in_flight: ids between the first `anext` and the end of the iterator.
+      health: goes into the status.
+    """
+
+    role: str = "local"
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    start_gate: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: Exception | None = None
+    seen: list[Request] = field(default_factory=list)
+    in_flight: set[str] = field(default_factory=set)
+    health: dict[str, bool] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+    ready: bool = False
+    draining: bool = False
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+        self.start_gate.set()
+
+    async def start(self) -> None:
+        self.calls.append("start")
+        await self.start_gate.wait()
+        self.ready = True
+
+    async def drain(self) -> None:
+        self.calls.append("drain")
+        self.draining = True
+        while self.in_flight:
+            await asyncio.sleep(0.01)
+        self.calls.append("drained")
+
+    async def stop(self) -> None:
+        self.calls.append("stop")
+
+    async def generate(self, request: Request) -> AsyncIterator[Delta | Completion]:
+        self.seen.append(request)
+        if self.draining:
+            raise PeerLost("engine: draining")
+        if self.failure is not None:
+            raise self.failure
+        request.validate(vocab_size=VOCAB_SIZE, max_context=MAX_CONTEXT)
+        if request.request_id in self.in_flight:
+            raise AlreadyExists(f"request_id: {request.request_id} is in flight")
+        self.in_flight.add(request.request_id)
+        try:
+            async with asyncio.timeout_at(request.deadline):
+                async for item in self._answer(request):
+                    yield item
+        except TimeoutError:
+            raise DeadlineExceeded("deadline: passed") from None
+        finally:
+            self.in_flight.discard(request.request_id)
+
+    async def _answer(self, request: Request) -> AsyncIterator[Delta | Completion]:
+        count = request.sampling.max_tokens
+        for index in range(count):
+            if index == 1:
+                await self.gate.wait()
+            token = request.token_ids[index % len(request.token_ids)]
+            yield Delta(index, (token,), f"<{token}>")
+        yield Completion(
+            FinishReason.LENGTH,
+            None,
+            Usage(len(request.token_ids), count),
+            Timing(queue=0.5, total=1.5),
+            replace(request.sampling, seed=request.sampling.seed or 7),
+            TransferStats("127.0.0.1:1", 1, 2, 3, {"c4_kv": 4096}, 5, 6),
+        )
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(
+            role=self.role,
+            ready=self.ready,
+            draining=self.draining,
+            model_fingerprint="f" * 8,
+            layout_digest="d" * 8,
+            max_context=MAX_CONTEXT,
+            vocab_size=VOCAB_SIZE,
+            pages_total=10,
+            pages_used=len(self.in_flight),
+            slots_total=4,
+            slots_used=len(self.in_flight),
+            requests_waiting=0,
+            requests_running=len(self.in_flight),
+            requests_finished=0,
+            requests_failed=0,
+            leases={"free": 3},
+            peers={"127.0.0.1:1": "connected"},
+            health=self.health,
+            settings={"page_tokens": "256"},
+        )
+
+
+def encode(text: str) -> list[int]:
+    """A stand-in for a tokenizer: BOS and one id per character."""
+    return [0, *(ord(character) % VOCAB_SIZE for character in text)]
+
+
+@asynccontextmanager
+async def serving(engine: FakeEngine, *, start: bool = True) -> AsyncIterator[Client]:
+    """A real gRPC server on a free port in front of `engine`, and a client of it."""
+    server = ApiServer(engine, engine.role, "127.0.0.1:0", with_reflection=True)
+    address = await server.bind()
+    if start:
+        await engine.start()
+        await server.open(encode)
+    try:
+        async with Client(address) as client:
+            yield client
+    finally:
+        await server.close()
+        await server.stop(0)
+
+
+async def until(condition, timeout_s: float = 5.0) -> None:
+    """Waits until `condition()` holds."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def failures() -> Iterable[DisaggError]:
+    """One error of every class that stands for a status of its own."""
+    from disagg.errors import ERRORS_BY_CODE
+
+    return [error(f"{code}: told so") for code, error in ERRORS_BY_CODE.items()]
