@@ -12,7 +12,7 @@ import dataclasses
 import enum
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Buffer, Callable, Iterable, Sequence
 
 from disagg.digest import DigestMode
 from disagg.layout import MAX_COMPONENT_BYTES, format_columns
@@ -278,9 +278,7 @@ class FenceCheck:
         self._stale_rows = 0
         self._violation: str | None = None
 
-    def look(
-        self, memory: bytes | bytearray | memoryview, digest_of: Callable[[str], int]
-    ) -> FenceResult:
+    def look(self, memory: Buffer, digest_of: Callable[[str], int]) -> FenceResult:
         """Reads the fence memory and the digests it still needs.
 
         Args:
@@ -295,7 +293,7 @@ class FenceCheck:
             self.offer_digest(component, digest_of(component))
         return self.result()
 
-    def observe(self, memory: bytes | bytearray | memoryview) -> None:
+    def observe(self, memory: Buffer) -> None:
         """Takes the rows that are in the fence memory now. Raises ValueError on another size."""
         data = bytes(memory)
         if len(data) != FENCE_BYTES:
