@@ -1,4 +1,4 @@
-"""Landing memory at decode: leased slots that prefill processes write, and the proof of what landed.
+"""Landing memory at decode: leased slots that peers write, and the proof of what landed.
 
 Owns the registered slots, their fence rows and the lease ring. Before a slot is granted its fence
 rows are zeroed and its payload is filled with a byte of the lease's own, so that bytes of an
@@ -198,6 +198,11 @@ class LandingHub:
         return {state.value: count for state, count in self.ring.counts().items()}
 
     @property
+    def proves_landing(self) -> bool:
+        """Whether matching digests prove that all posted bytes have landed (full digests only)."""
+        return self.endpoint.digest_mode is digest.DigestMode.FULL
+
+    @property
     def capacity_ok(self) -> bool:
         """Whether few enough slots are quarantined."""
         return self.ring.capacity_ok
@@ -351,9 +356,7 @@ class LandingHub:
             posted_rows: fence memory as the peer wrote it, or would have.
             fence_posted: whether it was written.
         """
-        if self.endpoint.digest_mode is not digest.DigestMode.FULL:
-            return False
-        if len(posted_rows) != FENCE_BYTES:
+        if not self.proves_landing or len(posted_rows) != FENCE_BYTES:
             return False
         if fence_posted and self._fence_of(lease).tobytes() != posted_rows:
             return False

@@ -1,0 +1,365 @@
+"""One attempt to fetch a prompt's cache: decode's side of a Transfer stream.
+
+Grants landing slots as prefill asks for them, verifies each slab, acknowledges it, has the sink
+admit it, and frees the slot. Whatever ends the attempt early, `run` returns only when the sink reads
+no slab any more; slots whose writes are not proven to have landed are left in `unproven`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Protocol
+
+import grpc
+import numpy as np
+
+from disagg import rpc
+from disagg.errors import DataLoss, DisaggError, PeerLost
+from disagg.landing import LandingHub, TransferIdentity, Watch
+from disagg.lease import DrainProof, Lease, LeaseState
+from disagg.prompt import Sampling
+from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
+from disagg.slab import Slab
+from disagg.tasks import run_to_end
+
+STATUS_INTERVAL_S = 2.0
+
+
+class Sink(Protocol):
+    """Where the bytes of a request go."""
+
+    async def admit(self, slab: Slab, memory: np.ndarray) -> None:
+        """Takes a verified slab; returns when none of its bytes will be read any more.
+
+        Args:
+            slab: what it carries; `segment_view` gives each component's bytes.
+            memory: uint8 [slab.num_bytes], only valid until this returns.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class FetchRequest:
+    """A prompt to compute and fetch.
+
+    Attributes:
+        transfer_id: 16 random bytes; the same for every attempt of a request.
+        attempt: from 1; a new number for every attempt.
+        token_ids: the prompt.
+        sampling: for the first token.
+        timeout_s: seconds until DeadlineExceeded; None = no limit.
+    """
+
+    transfer_id: bytes
+    attempt: int
+    token_ids: Sequence[int]
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    timeout_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class FetchResult:
+    """A cache that was fetched, verified and admitted.
+
+    Attributes:
+        first_token: sampled by prefill.
+        attempt: number of the attempt that succeeded.
+        slabs: slabs admitted.
+        bytes_by_component: payload bytes of each component.
+        rows_verified: fence rows whose digest matched the landed bytes.
+        rows_acknowledged: fence rows of acknowledged slabs.
+        prefill_seconds: compute at prefill.
+        pack_seconds: copies and digests at prefill, summed over slabs.
+        wire_seconds: payload posted until fence written, at prefill, summed over slabs.
+        verify_seconds: digests at decode, summed over slabs.
+        admit_seconds: in the sink, summed over slabs.
+    """
+
+    first_token: int
+    attempt: int
+    slabs: int
+    bytes_by_component: dict[str, int]
+    rows_verified: int
+    rows_acknowledged: int
+    prefill_seconds: float
+    pack_seconds: float
+    wire_seconds: float
+    verify_seconds: float
+    admit_seconds: float
+
+
+class IncomingTransfer:
+    """See the module docstring; made and run once by a PrefillLink.
+
+    Args:
+        hub: landing memory.
+        stub: of the prefill.
+        peer: its address, for errors.
+        ref: names the attempt to both sides.
+        request: what to compute.
+        plan: the slabs to expect.
+        sink: takes them.
+        vocab_size: bound of the first token.
+    """
+
+    def __init__(
+        self,
+        hub: LandingHub,
+        stub: Any,
+        peer: str,
+        ref: pb.TransferRef,
+        request: FetchRequest,
+        plan: tuple[Slab, ...],
+        sink: Sink,
+        vocab_size: int,
+    ) -> None:
+        self.ref = ref
+        self.identity = TransferIdentity(ref.transfer_id, ref.attempt, ref.prefill_epoch)
+        self.unproven: list[tuple[Lease, Slab]] = []
+        self._hub, self._stub, self._peer = hub, stub, peer
+        self._request, self._plan, self._sink = request, plan, sink
+        self._vocab_size = vocab_size
+        self._outgoing: asyncio.Queue[pb.ToPrefill | None] = asyncio.Queue()
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._demand = 0
+        self._demanded = asyncio.Event()
+        self._finished: asyncio.Future[pb.Finished] = asyncio.get_running_loop().create_future()
+        self._watches: dict[int, Watch] = {}
+        self._rows_verified = self._rows_acknowledged = 0
+        self._verify_seconds = self._admit_seconds = 0.0
+
+    def fail(self, error: DisaggError) -> None:
+        """Ends the attempt with an error; the first one counts."""
+        if not self._failure.done():
+            self._failure.set_exception(error)
+
+    async def run(self) -> FetchResult:
+        """Fetches everything.
+
+        Raises:
+            DisaggError: why the attempt failed; asyncio.CancelledError when its task is cancelled.
+        """
+        call = self._stub.Transfer()
+        try:
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(self._raise_failure())
+                writer = group.create_task(self._write(call))
+                reader = group.create_task(self._read(call))
+                status = group.create_task(self._ask_now_and_then())
+                await self._receive_slabs(group)
+                finished = await self._finished
+                self._outgoing.put_nowait(None)
+                await writer
+                await reader
+                watch.cancel()
+                status.cancel()
+        except BaseExceptionGroup as errors:
+            raise _most_telling(errors) from None
+        finally:
+            call.cancel()
+            if self._failure.done():
+                self._failure.exception()  # seen
+            else:
+                self._failure.cancel()
+        return self._result(finished)
+
+    def _result(self, finished: pb.Finished) -> FetchResult:
+        sizes: collections.Counter[str] = collections.Counter()
+        for slab in self._plan:
+            for segment in slab.segments:
+                sizes[segment.component] += segment.num_bytes
+        return FetchResult(
+            first_token=finished.first_token,
+            attempt=self._request.attempt,
+            slabs=len(self._plan),
+            bytes_by_component=dict(sizes),
+            rows_verified=self._rows_verified,
+            rows_acknowledged=self._rows_acknowledged,
+            prefill_seconds=finished.prefill_seconds,
+            pack_seconds=finished.pack_seconds,
+            wire_seconds=finished.wire_seconds,
+            verify_seconds=self._verify_seconds,
+            admit_seconds=self._admit_seconds,
+        )
+
+    async def _raise_failure(self) -> None:
+        await asyncio.shield(self._failure)
+
+    # --- the stream ----------------------------------------------------------------------------
+
+    async def _write(self, call: Any) -> None:
+        sampling = self._request.sampling
+        start = pb.Start(
+            ref=self.ref,
+            token_ids=self._request.token_ids,
+            sampling=pb.Sampling(**dataclasses.asdict(sampling)),
+        )
+        with self._rpc_errors():
+            await call.write(pb.ToPrefill(start=start))
+            while (message := await self._outgoing.get()) is not None:
+                with self._hub.trace("disagg.ack" if message.HasField("ack") else "disagg.grant"):
+                    await call.write(message)
+            await call.done_writing()
+
+    async def _read(self, call: Any) -> None:
+        with self._rpc_errors():
+            async for message in _messages(call):
+                self._take(message)
+        if not self._finished.done():
+            raise PeerLost(f"{self._peer}: the transfer's stream ended before it was finished")
+
+    def _take(self, message: pb.ToDecode) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "accepted":
+            if message.accepted.num_slabs != len(self._plan):
+                raise self._violation(
+                    "accepted.num_slabs", message.accepted.num_slabs, f"{len(self._plan)}"
+                )
+        elif kind == "demand":
+            if message.demand.slabs > len(self._plan):
+                raise self._violation("demand.slabs", message.demand.slabs, f"<= {len(self._plan)}")
+            self._demand = max(self._demand, message.demand.slabs)
+            self._demanded.set()
+        elif kind == "slab_written":
+            watch = self._watches.get(message.slab_written.slab_index)
+            if watch is not None and watch.lease.epoch == message.slab_written.lease_epoch:
+                watch.note_written()
+        elif kind == "finished":
+            token = message.finished.first_token
+            if token >= self._vocab_size:
+                raise self._violation("finished.first_token", token, f"< {self._vocab_size}")
+            if not self._finished.done():
+                self._finished.set_result(message.finished)
+        else:
+            raise self._violation("message", kind, "a known message")
+
+    def _violation(self, field: str, seen: object, expected: str) -> DataLoss:
+        return DataLoss(f"{self._peer}: {field}: got {seen!r}, expected {expected}")
+
+    async def _ask_now_and_then(self) -> None:
+        """Finds out by Status what lost messages would have said."""
+        while True:
+            await asyncio.sleep(STATUS_INTERVAL_S)
+            waiting = {i: w for i, w in self._watches.items() if w.written_at is None}
+            if not waiting:
+                continue
+            with self._rpc_errors():
+                report = await self._stub.Status(self.ref, timeout=STATUS_INTERVAL_S * 2)
+            waiting = {i: w for i, w in waiting.items() if self._watches.get(i) is w}
+            if waiting and report.state != pb.TRANSFER_STATE_RUNNING:
+                raise PeerLost(
+                    f"{self._peer}: prefill no longer runs the transfer "
+                    f"({pb.TransferState.Name(report.state)})"
+                )
+            for posted in report.posted:
+                watch = waiting.get(posted.slab_index)
+                written = posted.state == pb.SLAB_STATE_WRITTEN
+                if watch and written and watch.lease.epoch == posted.lease_epoch:
+                    watch.note_written()
+
+    @contextlib.contextmanager
+    def _rpc_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise rpc.from_rpc_error(error, self._peer) from error
+        except asyncio.InvalidStateError:
+            return  # a write after the call ended: its status is what the reader raises
+
+    # --- slabs ---------------------------------------------------------------------------------
+
+    async def _receive_slabs(self, group: asyncio.TaskGroup) -> None:
+        """Grants slot after slot as prefill asks for them; returns when all are admitted."""
+        places = asyncio.Semaphore(self._hub.max_grants_per_transfer)
+        landings: list[asyncio.Task[None]] = []
+        for slab in self._plan:
+            while self._demand <= slab.index:
+                self._demanded.clear()
+                await self._demanded.wait()
+            await places.acquire()
+            lease = await self._hub.acquire(self._owner, self.identity.prefill_epoch)
+            landing = group.create_task(self._land(slab, lease, places))
+            landings.append(landing)
+        await asyncio.gather(*landings)
+
+    @property
+    def _owner(self) -> tuple[bytes, int]:
+        return (self.identity.transfer_id, self.identity.attempt)
+
+    async def _land(self, slab: Slab, lease: Lease, places: asyncio.Semaphore) -> None:
+        """One slab from grant to admission."""
+        granted = False
+        watch: Watch | None = None
+        try:
+            watch = await self._hub.prepare(lease, slab)
+            self._watches[slab.index] = watch
+            self._outgoing.put_nowait(
+                pb.ToPrefill(
+                    grant=pb.Grant(
+                        slab_index=slab.index, landing_index=lease.index, lease_epoch=lease.epoch
+                    )
+                )
+            )
+            granted = True
+            self._verify_seconds += await self._hub.verify(watch, slab, self.identity)
+            self._rows_verified += len(slab.segments)
+            ack = pb.Ack(slab_index=slab.index, lease_epoch=lease.epoch)
+            self._outgoing.put_nowait(pb.ToPrefill(ack=ack))
+            self._rows_acknowledged += len(slab.segments)
+            began = time.perf_counter()
+            with self._hub.trace("disagg.admit"):
+                await run_to_end(self._sink.admit(slab, self._hub.memory(lease, slab.num_bytes)))
+            self._admit_seconds += time.perf_counter() - began
+            self._hub.release(lease)
+        finally:
+            self._watches.pop(slab.index, None)
+            if watch is not None:
+                self._hub.unwatch(watch)
+            self._settle(slab, lease, granted)
+            places.release()
+
+    def _settle(self, slab: Slab, lease: Lease, granted: bool) -> None:
+        """Gives up the slot unless it went through to the end."""
+        ring = self._hub.ring
+        if not ring.is_current(lease):
+            return
+        if not granted:
+            self._hub.return_ungranted(lease)
+            return
+        verified = ring.state(lease) is LeaseState.VERIFIED
+        self._hub.give_up(lease)
+        if not ring.is_current(lease):
+            return
+        if verified and self._hub.proves_landing:
+            self._hub.proven(lease, DrainProof.LANDED)
+        else:
+            self.unproven.append((lease, slab))
+
+
+async def _messages(call: Any) -> AsyncIterator[pb.ToDecode]:
+    while (message := await call.read()) is not grpc.aio.EOF:
+        yield message
+
+
+def _most_telling(errors: BaseExceptionGroup) -> BaseException:
+    """The error that explains the others: a typed one, and of those not the mere loss."""
+    flat: list[BaseException] = []
+    stack: list[BaseException] = [errors]
+    while stack:
+        error = stack.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            stack.extend(error.exceptions)
+        else:
+            flat.append(error)
+
+    def rank(error: BaseException) -> int:
+        if not isinstance(error, DisaggError):
+            return 0  # a bug or the sink's failure
+        return 2 if isinstance(error, PeerLost) else 1
+
+    return min(flat, key=rank)

@@ -1,0 +1,293 @@
+"""Decode's link to one prefill: connects, stays connected, and fetches prompts over it.
+
+A link keeps a session of heartbeats, so that prefill's death is noticed without traffic. A restarted
+prefill is a new process epoch: the old one's landing slots are free, and decode goes on. One fetch
+is one attempt; which link to use and whether to try again is the caller's decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from disagg import rpc, slab
+from disagg.errors import (
+    AlreadyExists,
+    Cancelled,
+    DeadlineExceeded,
+    DisaggError,
+    InvalidField,
+    LayoutMismatch,
+    PeerLost,
+    WrongRole,
+)
+from disagg.handshake import Endpoint, check_pair, endpoint_from_proto, endpoint_to_proto
+from disagg.incoming import FetchRequest, FetchResult, IncomingTransfer, Sink
+from disagg.landing import LandingHub
+from disagg.prompt import Sampling, check_id, check_token_ids
+from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
+from disagg.proto.dsv4.disagg.v1 import control_pb2_grpc as pb_grpc
+from disagg.session import LOST_AFTER_INTERVALS, keep_alive
+from disagg.settle import Settler
+from disagg.tasks import Pacer, cancel_all
+
+__all__ = [
+    "FetchRequest",
+    "FetchResult",
+    "LandingHub",
+    "PrefillLink",
+    "Sampling",
+    "Sink",
+]
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_TIMEOUT_S = 10.0
+
+
+class PrefillLink:
+    """See the module docstring.
+
+    Args:
+        target: HOST:PORT of the prefill; one address is one process.
+        hub: landing memory, shared by all links of this process.
+        heartbeat_s: seconds between heartbeats.
+        reconnect_s: first and longest pause between attempts to connect.
+        quarantine_after_s: seconds after which an unproven landing slot counts as quarantined.
+
+    Attributes:
+        target: as given.
+        state: "stopped", "connecting", "ready", "refused" or "lost".
+        refusal: why the last handshake was refused, None if it was not.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        hub: LandingHub,
+        *,
+        heartbeat_s: float = 1.0,
+        reconnect_s: tuple[float, float] = (0.1, 2.0),
+        quarantine_after_s: float = 5.0,
+    ) -> None:
+        self.target = target
+        self.state = "stopped"
+        self.refusal: DisaggError | None = None
+        self._hub = hub
+        self._heartbeat_s = heartbeat_s
+        self._backoff = Pacer(*reconnect_s)
+        self._settler = Settler(
+            hub, lambda: self._stub, self._peer_is_dead, quarantine_after_s=quarantine_after_s
+        )
+        self._transfers: set[IncomingTransfer] = set()
+        self._fetches = 0
+        self._stub: Any = None
+        self._remote: Endpoint | None = None
+        self._pages_per_slab = 0
+        self._agents: dict[bytes, str] = {}
+        self._ready = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    # --- life cycle ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts connecting. Needs a running loop."""
+        if self._task is None:
+            self.state = "connecting"
+            self._task = asyncio.create_task(self._run(), name=f"link-{self.target}")
+
+    async def stop(self) -> None:
+        """Ends the session; fetches in flight fail with Cancelled."""
+        if self._task is None:
+            return
+        task, self._task = self._task, None
+        self._lose(Cancelled(f"{self.target}: the link was stopped"), "stopped")
+        await cancel_all([task])
+        while self._transfers:
+            await asyncio.sleep(0.001)
+        await self._settler.stop()
+        for agent in self._agents.values():
+            self._hub.plane.remove_peer(agent)
+        self._agents.clear()
+
+    @property
+    def ready(self) -> bool:
+        """Whether a fetch may start now."""
+        return self._ready.is_set()
+
+    async def wait_ready(self, timeout: float | None = None) -> bool:
+        """Waits until the link is ready; returns whether it is."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._ready.wait()
+        return self.ready
+
+    @property
+    def num_transfers(self) -> int:
+        """Fetches in flight."""
+        return self._fetches
+
+    @property
+    def num_unsettled(self) -> int:
+        """Ended transfers whose landing slots or abort are not settled yet."""
+        return self._settler.num_unsettled
+
+    @property
+    def remote(self) -> Endpoint | None:
+        """What the prefill said of itself; None before the first handshake."""
+        return self._remote
+
+    # --- session -------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            options = rpc.CHANNEL_OPTIONS
+            async with grpc.aio.insecure_channel(self.target, options=options) as channel:
+                self._stub = pb_grpc.PrefillStub(channel)
+                try:
+                    await self._session(self._stub)
+                except (LayoutMismatch, WrongRole, InvalidField, AlreadyExists) as error:
+                    if self.refusal is None or self.refusal.message != error.message:
+                        log.warning("prefill %s refused: %s", self.target, error)
+                    self.refusal = error
+                    self._lose(error, "refused")
+                except DisaggError as error:
+                    log.log(
+                        logging.WARNING if self.ready else logging.DEBUG,
+                        "prefill %s: %s", self.target, error,
+                    )  # fmt: skip
+                    self._lose(error, "lost")
+                finally:
+                    self._stub = None
+            self._probe()
+            await self._backoff.sleep()
+
+    async def _session(self, stub: Any) -> None:
+        """One session, from Hello to its end, which is always an error."""
+        call = stub.Session()
+        try:
+            events = _events(call)
+            hello = pb.SessionEvent(hello=endpoint_to_proto(self._hub.endpoint))
+            try:
+                async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                    await call.write(hello)
+                    first = await anext(events, None)
+            except TimeoutError:
+                raise PeerLost(
+                    f"{self.target}: no answer to Hello in {HANDSHAKE_TIMEOUT_S:g} s"
+                ) from None
+            except asyncio.InvalidStateError:
+                first = await anext(events, None)
+            if first is None or first.WhichOneof("event") != "welcome":
+                raise PeerLost(f"{self.target}: no Welcome, expected one after Hello")
+            self._welcome(endpoint_from_proto(first.welcome))
+            reason = await keep_alive(events, call.write, self._heartbeat_s)
+            raise PeerLost(f"{self.target}: {reason}")
+        except grpc.aio.AioRpcError as error:
+            raise rpc.from_rpc_error(error, self.target) from error
+        finally:
+            call.cancel()
+
+    def _welcome(self, remote: Endpoint) -> None:
+        """A prefill answered: it is ready, or refused by raising."""
+        self._pages_per_slab = check_pair(self._hub.endpoint, remote)
+        for epoch in [epoch for epoch in self._agents if epoch != remote.epoch]:
+            log.info("prefill %s is a new process", self.target)
+            self._peer_is_dead(epoch)
+        if self._hub.ring.is_peer_dead(remote.epoch):
+            raise PeerLost(f"{self.target}: process {remote.epoch.hex()} was known dead")
+        if remote.epoch not in self._agents:
+            self._agents[remote.epoch] = self._hub.plane.add_peer(remote.plane_metadata)
+        self._remote = remote
+        self.refusal = None
+        self.state = "ready"
+        self._backoff.reset()
+        self._ready.set()
+        self._settler.look_again()
+        log.info("prefill %s is ready", self.target)
+
+    def _lose(self, error: DisaggError, state: str) -> None:
+        """The session is over: fetches fail, typed."""
+        self._ready.clear()
+        self.state = state
+        for transfer in tuple(self._transfers):
+            transfer.fail(error if isinstance(error, Cancelled) else PeerLost(error.message))
+
+    def _peer_is_dead(self, epoch: bytes) -> None:
+        """That process can't write here any more: its slots are free, its agent is forgotten."""
+        self._hub.peer_dead(epoch)
+        agent = self._agents.pop(epoch, None)
+        if agent is not None:
+            self._hub.plane.remove_peer(agent)
+
+    def _probe(self) -> None:
+        """While there is no session: does the data plane know that the process is gone?"""
+        for epoch, agent in tuple(self._agents.items()):
+            if self._hub.plane.peer_disconnected(agent):
+                log.info("prefill %s: its process is gone", self.target)
+                self._peer_is_dead(epoch)
+
+    # --- fetch ---------------------------------------------------------------------------------
+
+    async def fetch(self, request: FetchRequest, sink: Sink) -> FetchResult:
+        """Has the prompt computed and its cache admitted by the sink. One attempt.
+
+        Returns when every slab is admitted. When it raises, the sink is no longer in use; landing
+        slots whose writes are not settled are taken care of behind it.
+
+        Raises:
+            InvalidField: the request itself.
+            PeerLost: the link is not ready, or was lost meanwhile.
+            DataLoss: what landed is not what was sent or planned.
+            NoCapacity: no room at prefill, or too many landing slots in quarantine.
+            Cancelled: the link was stopped.
+            DeadlineExceeded: `timeout_s` passed.
+            DisaggError: prefill's own refusal or failure, with its code and message.
+            asyncio.CancelledError: the task was cancelled; the attempt is aborted everywhere.
+        """
+        local = self._hub.endpoint
+        check_id("transfer_id", request.transfer_id)
+        if not 0 < request.attempt < 2**32:
+            raise InvalidField.of("attempt", request.attempt, "1 to 2**32 - 1")
+        check_token_ids(
+            request.token_ids, max_context=local.max_context, vocab_size=local.vocab_size
+        )
+        if not self.ready or self._remote is None:
+            raise PeerLost(f"{self.target}: the link is {self.state}")
+        plan = slab.plan_slabs(local.table, len(request.token_ids), self._pages_per_slab)
+        ref = pb.TransferRef(
+            decode_epoch=local.epoch,
+            prefill_epoch=self._remote.epoch,
+            transfer_id=request.transfer_id,
+            attempt=request.attempt,
+        )
+        transfer = IncomingTransfer(
+            self._hub, self._stub, self.target, ref, request, plan, sink, local.vocab_size
+        )
+        self._transfers.add(transfer)
+        self._fetches += 1
+        succeeded = False
+        try:
+            async with asyncio.timeout(request.timeout_s):
+                result = await transfer.run()
+            succeeded = True
+            return result
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"transfer {request.transfer_id.hex()}: not done in {request.timeout_s} s"
+            ) from error
+        finally:
+            self._transfers.discard(transfer)
+            self._fetches -= 1
+            if not succeeded:
+                self._settler.add(ref, transfer.identity, transfer.unproven)
+
+
+async def _events(call: Any) -> AsyncIterator[pb.SessionEvent]:
+    while (event := await call.read()) is not grpc.aio.EOF:
+        yield event
