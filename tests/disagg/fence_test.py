@@ -196,7 +196,7 @@ def test_a_fence_is_complete_when_all_rows_and_all_bytes_are_there():
 
 @given(st.permutations(range(ROWS_PER_SLAB)))
 def test_rows_may_stand_in_any_place(places):
-    placed = [None] * ROWS_PER_SLAB
+    placed: list[FenceRow | None] = [None] * ROWS_PER_SLAB
     for place, row in zip(places, sent_rows(), strict=False):
         placed[place] = row
     assert look(check(), memory(*placed)).status is FenceStatus.COMPLETE
