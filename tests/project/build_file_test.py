@@ -188,6 +188,26 @@ def test_third_party_labels_are_declared_in_pyproject(
         assert third_party_deps(target) <= declared, target.name
 
 
+def test_every_requirement_of_the_product_is_imported(
+    pyproject: dict, libraries: dict[str, Target]
+) -> None:
+    required = {
+        normalized(re.split(r"[^\w.-]", x)[0]) for x in pyproject["project"]["dependencies"]
+    }
+    assert required == set().union(*map(third_party_deps, libraries.values()))
+
+
+def test_what_the_tests_import_is_declared(
+    root: Path, targets: list[Target], packages: list[str]
+) -> None:
+    by_name = {target.name: target for target in targets}
+    available = set().union(*(third_party_deps(by_name[n]) for n in [*packages, "test_support"]))
+    for target in targets:
+        if target.rule == "py_test" or target.name == "test_support":
+            imported = imported_distributions(root, target, [*packages, "tests"])
+            assert imported - OPTIONAL <= available, target.name
+
+
 def test_third_party_labels_are_what_the_sources_import(
     root: Path, libraries: dict[str, Target], packages: list[str]
 ) -> None:
