@@ -44,9 +44,9 @@ def user_cache_dir() -> Path:
 
 
 def quiet_grpc() -> None:
-    """Silences the notices of gRPC's C core about closed connections; call it before importing grpc.
+    """Silences the notices of gRPC's C core about closed connections.
 
-    What a person set in GRPC_VERBOSITY stays.
+    Call it before grpc is imported. What a person set in GRPC_VERBOSITY stays.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 

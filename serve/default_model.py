@@ -6,26 +6,30 @@ place; the first one wins.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
-_NAME = "tiny-random-v1"
+from dsv4.config import ModelConfig
+
 _LOG = logging.getLogger(__name__)
 
 
 def ensure_tiny_model(cache: Path) -> Path:
     """The checkpoint folder of the tiny model below `cache`, built if it is not there."""
-    folder = cache / _NAME
+    config = ModelConfig.tiny()
+    name = "tiny-random-" + hashlib.sha256(config.canonical_json().encode()).hexdigest()[:12]
+    folder = cache / name
     if (folder / "config.json").exists():
         return folder
     from dsv4.tiny import build_tiny_checkpoint
 
     cache.mkdir(parents=True, exist_ok=True)
     _LOG.info("building a tiny model with random weights in %s", folder)
-    draft = Path(tempfile.mkdtemp(prefix=f"{_NAME}-", dir=cache))
+    draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
     try:
         build_tiny_checkpoint(draft)
         os.rename(draft, folder)

@@ -5,6 +5,7 @@ import gzip
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -92,7 +93,7 @@ def test_an_unreachable_server_has_no_health():
 
 async def _listed(target: str) -> list[str]:
     async with grpc.aio.insecure_channel(target) as channel:
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # pyright: ignore
         request = reflection_pb2.ServerReflectionRequest(list_services="")
         async for answer in stub.ServerReflectionInfo(iter([request])):
             return [service.name for service in answer.list_services_response.service]
