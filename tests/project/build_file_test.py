@@ -11,6 +11,7 @@ import importlib.metadata
 import re
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,14 @@ def third_party_deps(target: Target) -> set[str]:
     return {normalized(dep.removeprefix(prefix)) for dep in target.deps if dep.startswith(prefix)}
 
 
+@functools.cache
+def installed_distributions() -> Mapping[str, list[str]]:
+    """The distributions that hold each top-level module."""
+    return importlib.metadata.packages_distributions()
+
+
 def imported_distributions(root: Path, target: Target, packages: list[str]) -> set[str]:
-    distributions = importlib.metadata.packages_distributions()
+    distributions = installed_distributions()
     found = set()
     for source in target.srcs:
         for node in ast.walk(ast.parse((root / source).read_text())):
