@@ -8,10 +8,10 @@ once. Whatever happens, the engine is stopped and the port is given back.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -20,6 +20,7 @@ from serve.api.server import ApiServer
 from serve.engine.request import Engine
 
 STOP_TIMEOUT_S = 10.0
+HURRY_S = 2.0  # after a second signal
 _LOG = logging.getLogger(__name__)
 
 
@@ -76,9 +77,10 @@ async def run_server(
     """
     address = await server.bind()
     _LOG.info("listening on %s, starting the engine", address)
+    started = False
     try:
         encode = await asyncio.to_thread(load_encoder)
-        started = await _until(engine.start(), signals.drain)
+        started = await _until(engine.start(), signals.drain, signals.stop)
         if started:
             await server.open(encode)
             _LOG.info("serving on %s", address)
@@ -87,43 +89,64 @@ async def run_server(
         if started:
             await _drain(engine, grace_s, signals.stop)
     finally:
-        await _stop(engine, server)
+        await _stop(engine, server, HURRY_S if signals.stop.is_set() else STOP_TIMEOUT_S)
 
 
 async def _drain(engine: Engine, grace_s: float, stop: asyncio.Event) -> None:
     try:
         async with asyncio.timeout(grace_s):
-            drained = await _until(engine.drain(), stop)
+            drained = await _until(engine.drain(), stop, stop)
     except TimeoutError:
         _LOG.warning("requests were still in flight after %g s; aborting them", grace_s)
         return
     _LOG.info("drained" if drained else "not drained; aborting what is left")
 
 
-async def _stop(engine: Engine, server: ApiServer) -> None:
+async def _stop(engine: Engine, server: ApiServer, timeout_s: float) -> None:
+    """Stops both; ends the process if that takes too long, even if the event loop is blocked."""
+    watchdog = threading.Timer(timeout_s, _leave, (timeout_s,))
+    watchdog.daemon = True
+    watchdog.start()
     try:
-        async with asyncio.timeout(STOP_TIMEOUT_S):
-            await engine.stop()
-            await server.stop(1.0)
-    except TimeoutError:
-        _LOG.error("the engine did not stop within %g s", STOP_TIMEOUT_S)
-        os._exit(1)
+        await engine.stop()
+        await server.stop(1.0)
+    finally:
+        watchdog.cancel()
     _LOG.info("stopped")
 
 
-async def _until(work: Coroutine[Any, Any, None], end: asyncio.Event) -> bool:
-    """Runs `work`, but not longer than until `end` is set. True if it completed."""
+def _leave(timeout_s: float) -> None:
+    _LOG.error("the engine did not stop within %g s; leaving without it", timeout_s)
+    logging.shutdown()
+    os._exit(1)
+
+
+async def _until(work: Coroutine[Any, Any, None], end: asyncio.Event, hurry: asyncio.Event) -> bool:
+    """Runs `work`, but not longer than until `end` is set. True if it completed.
+
+    Cancelled work gets `STOP_TIMEOUT_S` to clean up, less if `hurry` is set.
+    """
     task = asyncio.create_task(work)
-    waiter = asyncio.create_task(end.wait())
+    try:
+        await _first(task, end)
+        if not task.done():
+            task.cancel()
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await _first(task, hurry)
+    except TimeoutError:
+        _LOG.warning("the engine is busy; not waiting for it any longer")
+    finally:
+        task.cancel()
+    if not task.done() or task.cancelled():
+        return False
+    task.result()
+    return True
+
+
+async def _first(task: asyncio.Task[None], event: asyncio.Event) -> None:
+    """Waits until `task` is done or `event` is set."""
+    waiter = asyncio.create_task(event.wait())
     try:
         await asyncio.wait((task, waiter), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-            return True
-        return False
     finally:
-        for each in (task, waiter):
-            if not each.done():
-                each.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await each
+        waiter.cancel()

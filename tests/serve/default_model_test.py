@@ -3,9 +3,9 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import dsv4.tiny
 import pytest
 
+import dsv4.tiny
 from serve.default_model import ensure_tiny_model
 
 
