@@ -1,8 +1,8 @@
 """One attempt to fetch a prompt's cache: decode's side of a Transfer stream.
 
 Grants landing slots as prefill asks for them, verifies each slab, acknowledges it, has the sink
-admit it, and frees the slot. Whatever ends the attempt early, `run` returns only when the sink reads
-no slab any more; slots whose writes are not proven to have landed are left in `unproven`.
+admit it, and frees the slot. Whatever ends the attempt early, `run` returns only when the sink
+reads no slab any more; slots whose writes are not proven to have landed are left in `unproven`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import collections
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -208,7 +208,7 @@ class IncomingTransfer:
 
     async def _read(self, call: Any) -> None:
         with self._rpc_errors():
-            async for message in _messages(call):
+            async for message in call:
                 self._take(message)
         if not self._finished.done():
             raise PeerLost(f"{self._peer}: the transfer's stream ended before it was finished")
@@ -339,11 +339,6 @@ class IncomingTransfer:
             self._hub.proven(lease, DrainProof.LANDED)
         else:
             self.unproven.append((lease, slab))
-
-
-async def _messages(call: Any) -> AsyncIterator[pb.ToDecode]:
-    while (message := await call.read()) is not grpc.aio.EOF:
-        yield message
 
 
 def _most_telling(errors: BaseExceptionGroup) -> BaseException:

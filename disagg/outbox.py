@@ -68,17 +68,19 @@ class Outbox:
         self._used: set[int] = set()
         self._waiting: collections.deque[asyncio.Future[OutboxPiece]] = collections.deque()
 
-    async def acquire(self) -> OutboxPiece:
-        """Waits for a piece; a cancelled wait takes none."""
+    def request(self) -> asyncio.Future[OutboxPiece]:
+        """A future of a piece. Whoever gives up on it must `withdraw` it."""
         waiter: asyncio.Future[OutboxPiece] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         self._hand_out()
-        try:
-            return await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
-                self.release(waiter.result())
-            raise
+        return waiter
+
+    def withdraw(self, waiter: asyncio.Future[OutboxPiece]) -> None:
+        """Takes a request back; a piece that it got already is free again."""
+        if not waiter.done():
+            waiter.cancel()
+        elif not waiter.cancelled():
+            self.release(waiter.result())
 
     def release(self, piece: OutboxPiece) -> None:
         """Gives a piece back. Raises ValueError if it is not taken."""

@@ -1,8 +1,8 @@
 """Decode's link to one prefill: connects, stays connected, and fetches prompts over it.
 
-A link keeps a session of heartbeats, so that prefill's death is noticed without traffic. A restarted
-prefill is a new process epoch: the old one's landing slots are free, and decode goes on. One fetch
-is one attempt; which link to use and whether to try again is the caller's decision.
+A link keeps a session of heartbeats, so that prefill's death is noticed without traffic. A
+restarted prefill is a new process epoch: the old one's landing slots are free, and decode goes on.
+One fetch is one attempt; which link to use and whether to try again is the caller's decision.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -32,7 +31,7 @@ from disagg.landing import LandingHub
 from disagg.prompt import Sampling, check_id, check_token_ids
 from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
 from disagg.proto.dsv4.disagg.v1 import control_pb2_grpc as pb_grpc
-from disagg.session import LOST_AFTER_INTERVALS, keep_alive
+from disagg.session import keep_alive
 from disagg.settle import Settler
 from disagg.tasks import Pacer, cancel_all
 
@@ -85,7 +84,8 @@ class PrefillLink:
             hub, lambda: self._stub, self._peer_is_dead, quarantine_after_s=quarantine_after_s
         )
         self._transfers: set[IncomingTransfer] = set()
-        self._fetches = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._stub: Any = None
         self._remote: Endpoint | None = None
         self._pages_per_slab = 0
@@ -108,8 +108,7 @@ class PrefillLink:
         task, self._task = self._task, None
         self._lose(Cancelled(f"{self.target}: the link was stopped"), "stopped")
         await cancel_all([task])
-        while self._transfers:
-            await asyncio.sleep(0.001)
+        await self._idle.wait()
         await self._settler.stop()
         for agent in self._agents.values():
             self._hub.plane.remove_peer(agent)
@@ -120,17 +119,17 @@ class PrefillLink:
         """Whether a fetch may start now."""
         return self._ready.is_set()
 
-    async def wait_ready(self, timeout: float | None = None) -> bool:
+    async def wait_ready(self, timeout_s: float | None = None) -> bool:
         """Waits until the link is ready; returns whether it is."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout_s):
                 await self._ready.wait()
         return self.ready
 
     @property
     def num_transfers(self) -> int:
         """Fetches in flight."""
-        return self._fetches
+        return len(self._transfers)
 
     @property
     def num_unsettled(self) -> int:
@@ -171,7 +170,7 @@ class PrefillLink:
         """One session, from Hello to its end, which is always an error."""
         call = stub.Session()
         try:
-            events = _events(call)
+            events = aiter(call)
             hello = pb.SessionEvent(hello=endpoint_to_proto(self._hub.endpoint))
             try:
                 async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
@@ -270,24 +269,23 @@ class PrefillLink:
             self._hub, self._stub, self.target, ref, request, plan, sink, local.vocab_size
         )
         self._transfers.add(transfer)
-        self._fetches += 1
-        succeeded = False
+        self._idle.clear()
+        abort = True
         try:
             async with asyncio.timeout(request.timeout_s):
                 result = await transfer.run()
-            succeeded = True
+            abort = False
             return result
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"transfer {request.transfer_id.hex()}: not done in {request.timeout_s} s"
             ) from error
+        except AlreadyExists:
+            abort = False  # it would abort the other one
+            raise
         finally:
             self._transfers.discard(transfer)
-            self._fetches -= 1
-            if not succeeded:
+            if not self._transfers:
+                self._idle.set()
+            if abort:
                 self._settler.add(ref, transfer.identity, transfer.unproven)
-
-
-async def _events(call: Any) -> AsyncIterator[pb.SessionEvent]:
-    while (event := await call.read()) is not grpc.aio.EOF:
-        yield event

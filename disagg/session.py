@@ -46,6 +46,8 @@ async def keep_alive(
     events: AsyncIterable[pb.SessionEvent],
     send: Callable[[pb.SessionEvent], Awaitable[object]],
     interval_s: float,
+    *,
+    each_beat: Callable[[], object] = lambda: None,
 ) -> str:
     """Exchanges heartbeats until the session is over.
 
@@ -53,6 +55,7 @@ async def keep_alive(
         events: what the peer sends.
         send: sends an event to the peer.
         interval_s: seconds between heartbeats.
+        each_beat: called with every heartbeat that is sent.
 
     Returns:
         Why it is over, for people: the stream ended or broke, or heartbeats stopped.
@@ -66,6 +69,7 @@ async def keep_alive(
         sequence = 0
         while True:
             sequence += 1
+            each_beat()
             await send(pb.SessionEvent(heartbeat=pb.Heartbeat(sequence=sequence)))
             await asyncio.sleep(interval_s)
 
@@ -86,7 +90,7 @@ async def keep_alive(
         return next(task for task in tasks if task in done).result()
     except grpc.aio.AioRpcError as error:
         return f"the session broke: {error.code().name}: {error.details()}"
-    except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+    except (grpc.aio.UsageError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:
         return f"the session broke: {error}"
     finally:
         await cancel_all(tasks)

@@ -1,7 +1,7 @@
-"""What becomes of landing slots whose transfer ended before their writes were proven to have landed.
+"""What becomes of landing slots whose transfer ended before its writes had provably landed.
 
-Asks prefill to abort the attempt and to say what it had posted. A slot it never posted to is free; a
-posted one is free once exactly those bytes have landed. Without an answer or without the bytes it
+Asks prefill to abort the attempt and to say what it had posted. A slot it never posted to is free;
+a posted one is free once exactly those bytes have landed. Without an answer or without the bytes it
 is quarantined after a while, and asked about further on, until prefill's process is known dead.
 """
 
@@ -90,8 +90,8 @@ class Settler:
             if report is not None:
                 await self._prove(report, identity, slots)
             slots = [slot for slot in slots if self._hub.ring.is_current(slot[0])]
-            if not slots and (report is not None or self._hub.ring.is_peer_dead(ref.prefill_epoch)):
-                return
+            if not slots:
+                return  # prefill was told at least once, or will see the stream end
             if time.monotonic() - began > self._quarantine_after_s:
                 for lease, _ in slots:
                     self._hub.ring.quarantine(lease)
