@@ -51,6 +51,11 @@ def quiet_grpc() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
+def default_environment(name: str, value: str) -> None:
+    """Sets a variable that a library reads, unless the user has set it."""
+    os.environ.setdefault(name, value)
+
+
 def parse_address(text: str, source: str) -> tuple[str, int]:
     """Splits HOST:PORT (or [IPv6]:PORT); raises ConfigError naming `source`."""
     host, _, port = text.rpartition(":")

@@ -1,1 +1,1 @@
-"""The engine: requests, scheduling policy, compiled steps, sampling. Knows token ids, not sockets."""
+"""The engine: requests, admission, batching, compiled steps, sampling. Knows no sockets."""

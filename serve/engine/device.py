@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from disagg.tasks import run_to_end
+
 
 class DeviceThread:
     """Runs device operations one after another, off the event loop."""
@@ -29,11 +31,7 @@ class DeviceThread:
         future = asyncio.get_running_loop().run_in_executor(
             self._executor, self._timed, operation, args
         )
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait([future])
-            raise
+        return await run_to_end(future)
 
     def busy_seconds(self) -> float:
         """How long the operation in progress has been running; 0 when idle."""

@@ -12,12 +12,12 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 
-from disagg.errors import Cancelled, DeadlineExceeded, DisaggError, Internal, PeerLost
-from dsv4.text.tokenizer import Tokenizer
+from disagg.errors import Cancelled, DeadlineExceeded, DisaggError, PeerLost
 from serve.engine.admission import AdmissionQueue, Grant
 from serve.engine.batching import plan_round
 from serve.engine.buckets import bucket_for
 from serve.engine.device import DeviceThread
+from serve.engine.loaded import STALL_SECONDS, LoadedModel
 from serve.engine.output import Finish, OutputStream
 from serve.engine.prefiller import Prefilled, Prefiller
 from serve.engine.request import (
@@ -32,20 +32,6 @@ from serve.engine.runner import DecodeRow, NonFiniteLogits, RowSampling, Runner
 from serve.engine.sampler import seed_of
 
 log = logging.getLogger(__name__)
-
-STALL_SECONDS = 120.0  # a device operation longer than this turns health off
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """What an engine's loader returns."""
-
-    runner: Runner
-    tokenizer: Tokenizer | None
-    fingerprint: str
-    layout_digest: str
-    max_context: int
-    warm_up: Callable[[], None]
 
 
 @dataclass(eq=False)
@@ -80,7 +66,6 @@ class GenerateEngine:
       role: "decode" or "local".
       load: builds the model and the runner; called once, on the device thread.
       prefiller: where prompts are computed.
-      num_slots, num_pages: of the pools, scratch included.
       max_waiting: requests that may queue for memory.
       settings: effective settings, shown by ServerInfo.
     """
@@ -120,7 +105,7 @@ class GenerateEngine:
         self._queue = AdmissionQueue(
             num_pages=runner.num_pages, num_slots=runner.num_slots, max_waiting=self._max_waiting
         )
-        await self._prefiller.start(runner, self._device)
+        await self._prefiller.start(loaded, self._device)
         self._loaded = loaded
         self._loop_task = asyncio.create_task(self._decode_loop(), name="decode-loop")
 
@@ -165,7 +150,7 @@ class GenerateEngine:
         if self._loaded is None or self._queue is None:
             raise PeerLost("engine: still loading; retry when health says SERVING")
         if self._failure is not None:
-            raise Internal(f"engine: stopped after a device error: {self._failure}")
+            raise DisaggError(f"engine: stopped after a device error: {self._failure}")
         if self._draining:
             raise PeerLost("engine: draining, takes no new requests")
         loaded, runner = self._loaded, self._loaded.runner
@@ -193,23 +178,25 @@ class GenerateEngine:
     async def _serve(self, sequence: _Sequence) -> None:
         """A request's life, from the queue to its terminal event."""
         request_id = sequence.request.request_id
+        deadline = asyncio.timeout_at(sequence.request.deadline)
         try:
-            async with asyncio.timeout_at(sequence.request.deadline):
+            async with deadline:
                 completion = await self._answer(sequence)
             self._finished += 1
             sequence.events.put_nowait(completion)
-        except TimeoutError:
-            self._fail(sequence, DeadlineExceeded("deadline: passed before the request ended"))
         except asyncio.CancelledError:
             self._fail(sequence, Cancelled("request: cancelled"))
         except DisaggError as error:
             self._fail(sequence, error)
         except NonFiniteLogits as error:
-            self._fail(sequence, Internal(f"logits: not finite at {error}"))
+            self._fail(sequence, DisaggError(f"logits: not finite at {error}"))
         except Exception as error:
+            if isinstance(error, TimeoutError) and deadline.expired():
+                self._fail(sequence, DeadlineExceeded("deadline: passed before the request ended"))
+                return
             log.exception("request %s failed", request_id)
             self._stop_for(error)
-            self._fail(sequence, Internal(f"engine: {type(error).__name__}: {error}"))
+            self._fail(sequence, DisaggError(f"engine: {type(error).__name__}: {error}"))
         finally:
             self._running.pop(request_id, None)
             self._in_flight.pop(request_id, None)
@@ -335,7 +322,7 @@ class GenerateEngine:
         """A device operation failed: the donated pools are lost, so no request may go on."""
         self._failure = error
         for sequence in list(self._running.values()):
-            self._end(sequence, Internal(f"engine: device error: {error}"))
+            self._end(sequence, DisaggError(f"engine: device error: {error}"))
 
     def _require_runner(self) -> Runner:
         if self._loaded is None:
@@ -354,7 +341,7 @@ class GenerateEngine:
             ready=ready,
             draining=self._draining,
             model_fingerprint=loaded.fingerprint if loaded else "",
-            layout_digest=loaded.layout_digest if loaded else "",
+            layout_digest=loaded.layout.digest() if loaded else "",
             max_context=loaded.max_context if loaded else 0,
             vocab_size=loaded.runner.config.vocab_size if loaded else 0,
             pages_total=queue.pages_total if queue else 0,

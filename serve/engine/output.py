@@ -32,7 +32,11 @@ class OutputStream:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, eos_id: int, sampling: SamplingParams, max_new_tokens: int
+        self,
+        tokenizer: Tokenizer | None,
+        eos_id: int,
+        sampling: SamplingParams,
+        max_new_tokens: int,
     ) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer) if tokenizer else None
         self._stop = StopMatcher(sampling.stop)

@@ -12,17 +12,23 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 
-from disagg.errors import DisaggError, Internal, NoCapacity, PeerLost, WrongRole
-from disagg.sender import PrefillJob, PrefillService
+import grpc
+
+from disagg.errors import DisaggError, PeerLost, WrongRole
+from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
+from disagg.proto.dsv4.disagg.v1 import control_pb2_grpc as pb_grpc
+from disagg.sender import PrefillJob, PrefillService, PrefillServicer
 from disagg.slab import Slab
 from serve.engine.admission import AdmissionQueue, Grant
 from serve.engine.chunks import ChunkDone, run_chunks
 from serve.engine.device import DeviceThread
-from serve.engine.generate_engine import STALL_SECONDS, LoadedModel
+from serve.engine.loaded import STALL_SECONDS, LoadedModel
 from serve.engine.request import Completion, Delta, EngineStatus, Request
 from serve.engine.runner import ComponentArrays, NonFiniteLogits, RowSampling
 
 log = logging.getLogger(__name__)
+
+PREFILL_SERVICE = pb.DESCRIPTOR.services_by_name["Prefill"].full_name
 
 
 class PrefillEngine:
@@ -50,6 +56,7 @@ class PrefillEngine:
         self._device = DeviceThread()
         self._loaded: LoadedModel | None = None
         self._service: PrefillService | None = None
+        self._servicer = PrefillServicer()
         self._queue: AdmissionQueue | None = None
         self._admitted: dict[str, asyncio.Future[Grant]] = {}
         self._tasks: dict[PrefillJob, asyncio.Task[None]] = {}
@@ -67,9 +74,15 @@ class PrefillEngine:
         self._queue = AdmissionQueue(
             num_pages=runner.num_pages, num_slots=runner.num_slots, max_waiting=self._max_waiting
         )
-        self._service = self._connect(loaded, self)
         self._loaded = loaded
+        self._service = self._connect(loaded, self)
         await self._service.start()
+        self._servicer.service = self._service
+
+    def add_services(self, server: grpc.aio.Server) -> list[str]:
+        """Adds the hand-over's service, UNAVAILABLE until started; returns full service names."""
+        pb_grpc.add_PrefillServicer_to_server(self._servicer, server)
+        return [PREFILL_SERVICE]
 
     async def drain(self) -> None:
         self._draining = True
@@ -99,7 +112,7 @@ class PrefillEngine:
         if self._loaded is None or self._queue is None or self._draining:
             raise PeerLost("prefill: not serving (loading or draining)")
         if self._failure is not None:
-            raise Internal(f"prefill: stopped after a device error: {self._failure}")
+            raise DisaggError(f"prefill: stopped after a device error: {self._failure}")
         self._queue.join(job.key, -(-len(job.token_ids) // self._loaded.runner.spec.page_tokens))
         self._admitted[job.key] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._run(job), name=f"prefill-{job.key}")
@@ -118,6 +131,7 @@ class PrefillEngine:
         try:
             self._admit_waiting()
             grant = await self._admitted[job.key]
+            job.begin()
             self._computing += 1
             try:
                 token, seconds = await self._compute(job, grant)
@@ -131,11 +145,11 @@ class PrefillEngine:
         except DisaggError as error:
             self._fail(job, error)
         except NonFiniteLogits as error:
-            self._fail(job, Internal(f"logits: not finite at {error}"))
+            self._fail(job, DisaggError(f"logits: not finite at {error}"))
         except Exception as error:
             log.exception("prefill job %s failed", job.key)
             self._failure = error
-            self._fail(job, Internal(f"prefill: {type(error).__name__}: {error}"))
+            self._fail(job, DisaggError(f"prefill: {type(error).__name__}: {error}"))
         finally:
             self._release(job)
 
@@ -200,13 +214,6 @@ class PrefillEngine:
 
     # --- status --------------------------------------------------------------------------------
 
-    @property
-    def service(self) -> PrefillService:
-        """The hand-over's gRPC servicer; there is one once start() has returned."""
-        if self._service is None:
-            raise NoCapacity("prefill: not started")
-        return self._service
-
     def status(self) -> EngineStatus:
         loaded, queue, service = self._loaded, self._queue, self._service
         alive = self._failure is None and self._device.busy_seconds() < STALL_SECONDS
@@ -216,7 +223,7 @@ class PrefillEngine:
             ready=ready,
             draining=self._draining,
             model_fingerprint=loaded.fingerprint if loaded else "",
-            layout_digest=loaded.layout_digest if loaded else "",
+            layout_digest=loaded.layout.digest() if loaded else "",
             max_context=loaded.max_context if loaded else 0,
             vocab_size=loaded.runner.config.vocab_size if loaded else 0,
             pages_total=queue.pages_total if queue else 0,
@@ -229,7 +236,7 @@ class PrefillEngine:
             requests_failed=self._failed,
             leases=service.leases() if service else {},
             peers=service.peers() if service else {},
-            health={"": alive, "dsv4.disagg.v1.Prefill": ready and not self._draining},
+            health={"": alive, PREFILL_SERVICE: ready and not self._draining},
             settings=self._settings,
         )
 

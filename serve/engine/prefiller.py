@@ -14,8 +14,9 @@ from typing import Protocol
 from serve.engine.admission import Grant
 from serve.engine.chunks import run_chunks
 from serve.engine.device import DeviceThread
+from serve.engine.loaded import LoadedModel
 from serve.engine.request import Request, TransferStats
-from serve.engine.runner import RowSampling, Runner
+from serve.engine.runner import RowSampling
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Prefilled:
 class Prefiller(Protocol):
     """Fills a request's pages and slot from its tokens."""
 
-    async def start(self, runner: Runner, device: DeviceThread) -> None: ...
+    async def start(self, loaded: LoadedModel, device: DeviceThread) -> None: ...
 
     async def stop(self) -> None: ...
 
@@ -65,8 +66,8 @@ class LocalPrefiller:
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
 
-    async def start(self, runner: Runner, device: DeviceThread) -> None:
-        self._runner, self._device = runner, device
+    async def start(self, loaded: LoadedModel, device: DeviceThread) -> None:
+        self._runner, self._device = loaded.runner, device
 
     async def stop(self) -> None:
         pass

@@ -15,11 +15,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from disagg.errors import DataLoss, DisaggError, PeerLost
+from disagg.errors import DataLoss, PeerLost
 from disagg.receiver import FetchRequest, FetchResult, LandingHub, PrefillLink, Sampling
 from disagg.slab import Slab, segment_view
 from serve.engine.admission import Grant
 from serve.engine.device import DeviceThread
+from serve.engine.loaded import LoadedModel
 from serve.engine.prefiller import Prefilled
 from serve.engine.request import Request, TransferStats
 from serve.engine.runner import RowSampling, Runner
@@ -38,7 +39,7 @@ class RemotePrefiller:
 
     def __init__(
         self,
-        connect: Callable[[Runner], tuple[LandingHub, Sequence[PrefillLink]]],
+        connect: Callable[[LoadedModel], tuple[LandingHub, Sequence[PrefillLink]]],
         *,
         prefill_timeout_s: float,
         max_attempts: int,
@@ -49,9 +50,9 @@ class RemotePrefiller:
         self._links: Sequence[PrefillLink] = ()
         self._hub: LandingHub | None = None
 
-    async def start(self, runner: Runner, device: DeviceThread) -> None:
-        self._runner, self._device = runner, device
-        self._hub, self._links = self._connect(runner)
+    async def start(self, loaded: LoadedModel, device: DeviceThread) -> None:
+        self._runner, self._device = loaded.runner, device
+        self._hub, self._links = self._connect(loaded)
         for link in self._links:
             link.start()
 
@@ -66,9 +67,7 @@ class RemotePrefiller:
             transfer_id=os.urandom(16),
             attempt=0,
             token_ids=request.token_ids,
-            sampling=Sampling(
-                sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed
-            ),
+            sampling=Sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed),
         )
         sink = _PoolSink(self._runner, self._device, grant)
         loop = asyncio.get_running_loop()
@@ -85,7 +84,6 @@ class RemotePrefiller:
                 if attempt == self._max_attempts:
                     raise
                 continue
-            sink.require_complete(len(request.token_ids))
             return Prefilled(
                 result.first_token,
                 result.prefill_seconds,
@@ -145,9 +143,7 @@ class RemotePrefiller:
 
     @property
     def healthy(self) -> bool:
-        return any(link.ready for link in self._links) and bool(
-            self._hub and self._hub.capacity_ok
-        )
+        return any(link.ready for link in self._links) and bool(self._hub and self._hub.capacity_ok)
 
 
 class _PoolSink:
@@ -157,4 +153,10 @@ class _PoolSink:
         self._runner, self._device, self._grant = runner, device, grant
 
     async def admit(self, slab: Slab, memory: np.ndarray) -> None:
-        ...
+        """Returns when every byte of `memory` (uint8, the slab) has been read."""
+        arrays = {s.component: segment_view(memory, s) for s in slab.segments}
+        if arrays.keys() == self._runner.slot_components:
+            await self._device.run(self._runner.admit_slot, self._grant.slot, arrays)
+            return
+        begin, end = slab.segments[0].unit_begin, slab.segments[0].unit_end
+        await self._device.run(self._runner.admit_pages, list(self._grant.pages[begin:end]), arrays)

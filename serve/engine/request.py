@@ -1,7 +1,7 @@
 """What a request is, and what an engine answers.
 
-Owns the validation of everything a client may set. Every rule violated raises `InvalidField` with the
-field, the value seen and the value expected. Knows no JAX, no gRPC and no transfer.
+Owns the validation of everything a client may set. Every rule violated raises `InvalidField` with
+the field, the value seen and the value expected. Knows no JAX, no gRPC and no transfer.
 """
 
 from __future__ import annotations
@@ -56,23 +56,25 @@ class SamplingParams:
     def validate(self, vocab_size: int) -> None:
         """Raises InvalidField for the first field that is out of range."""
         if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0):
-            raise InvalidField("temperature", self.temperature, "a number in [0, 100]")
+            raise InvalidField.of("temperature", self.temperature, "a number in [0, 100]")
         if self.top_k < 0:
-            raise InvalidField("top_k", self.top_k, "0 (all tokens) or a positive integer")
+            raise InvalidField.of("top_k", self.top_k, "0 (all tokens) or a positive integer")
         if not (math.isfinite(self.top_p) and 0.0 < self.top_p <= 1.0):
-            raise InvalidField("top_p", self.top_p, "a number in (0, 1]")
+            raise InvalidField.of("top_p", self.top_p, "a number in (0, 1]")
         if self.seed is not None and not 0 <= self.seed < 2**64:
-            raise InvalidField("seed", self.seed, "an integer in [0, 2**64)")
+            raise InvalidField.of("seed", self.seed, "an integer in [0, 2**64)")
         if self.max_tokens < 1:
-            raise InvalidField("max_tokens", self.max_tokens, "at least 1")
+            raise InvalidField.of("max_tokens", self.max_tokens, "at least 1")
         if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidField("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
+            raise InvalidField.of(
+                "stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}"
+            )
         for text in self.stop:
             if not 1 <= len(text) <= MAX_STOP_STRING_CHARS:
-                raise InvalidField("stop", text[:40], f"1 to {MAX_STOP_STRING_CHARS} characters")
+                raise InvalidField.of("stop", text[:40], f"1 to {MAX_STOP_STRING_CHARS} characters")
         for token in self.stop_token_ids:
             if not 0 <= token < vocab_size:
-                raise InvalidField("stop_token_ids", token, f"ids in [0, {vocab_size})")
+                raise InvalidField.of("stop_token_ids", token, f"ids in [0, {vocab_size})")
 
 
 @dataclass(frozen=True)
@@ -102,22 +104,22 @@ class Request:
         if len(self.request_id) > MAX_REQUEST_ID_CHARS or not _REQUEST_ID.fullmatch(
             self.request_id
         ):
-            raise InvalidField(
+            raise InvalidField.of(
                 "request_id",
                 self.request_id[:40],
                 f"1 to {MAX_REQUEST_ID_CHARS} printable ASCII characters without spaces",
             )
         if not self.token_ids:
-            raise InvalidField("prompt", "0 tokens", "at least 1 token")
+            raise InvalidField.of("prompt", "0 tokens", "at least 1 token")
         if len(self.token_ids) >= max_context:
-            raise InvalidField(
+            raise InvalidField.of(
                 "prompt",
                 f"{len(self.token_ids)} tokens",
                 f"at most {max_context - 1} tokens (context limit {max_context})",
             )
         for position, token in enumerate(self.token_ids):
             if not 0 <= token < vocab_size:
-                raise InvalidField(
+                raise InvalidField.of(
                     "token_ids", f"{token} at position {position}", f"ids in [0, {vocab_size})"
                 )
         self.sampling.validate(vocab_size)

@@ -17,7 +17,7 @@ import numpy as np
 
 from dsv4.cache import BufferSpec, CacheSpec, create_cache
 from dsv4.config import ModelConfig
-from dsv4.model import Model, decode, merge_model, prefill, split_model
+from dsv4.model import Model, ModelDefinition, decode, merge_model, prefill, split_model
 from serve.engine.sampler import SamplingRows, sample
 from serve.profiling import trace
 
@@ -87,7 +87,6 @@ class Runner:
         chunk_tokens: int,
         decode_rows: int,
         buckets: tuple[int, ...],
-        implementation: str | None = None,
     ) -> None:
         if chunk_tokens <= 0 or chunk_tokens % spec.page_tokens:
             raise ValueError(
@@ -104,14 +103,12 @@ class Runner:
         self.buckets = buckets
         self._paged = _by_component(spec.paged())
         self._slotted = _by_component(spec.slotted())
-        self._structure, self._leaves = split_model(model)
+        self._definition, self._leaves = split_model(model)
         self._cache: Cache = create_cache(spec, num_pages=num_pages, num_slots=num_slots)
         self._addresses = self._buffer_addresses()
         step = functools.partial(jax.jit, donate_argnums=0)
-        self._prefill = step(
-            functools.partial(_prefill_step, self._structure, spec, implementation)
-        )
-        self._decode = step(functools.partial(_decode_step, self._structure, spec, implementation))
+        self._prefill = step(functools.partial(_prefill_step, self._definition, spec))
+        self._decode = step(functools.partial(_decode_step, self._definition, spec))
         self._export_pages = jax.jit(functools.partial(_export, self._paged))
         self._export_slot = jax.jit(functools.partial(_export, self._slotted))
         self._admit_pages = step(functools.partial(_admit, self._paged))
@@ -265,6 +262,11 @@ class Runner:
             "admit_slot": self._admit_slot.lower(self._cache, slot, i32(1)),
         }
 
+    @property
+    def slot_components(self) -> set[str]:
+        """Names of the components that live in slots."""
+        return set(self._slotted)
+
     def pool_bytes(self) -> int:
         """Bytes of all pools."""
         return sum(array.nbytes for array in self._cache.values())
@@ -319,7 +321,7 @@ def _by_component(buffers: Iterable[BufferSpec]) -> dict[str, tuple[BufferSpec, 
     grouped: dict[str, list[BufferSpec]] = {}
     for buffer in buffers:
         grouped.setdefault(buffer.component, []).append(buffer)
-    for name, members in grouped.items():
+    for members in grouped.values():
         for buffer in members:
             if (buffer.unit_shape, buffer.dtype) != (members[0].unit_shape, members[0].dtype):
                 raise ValueError(
@@ -371,9 +373,8 @@ def _typed(
 
 
 def _prefill_step(
-    structure,
+    definition: ModelDefinition,
     spec: CacheSpec,
-    implementation: str | None,
     cache: Cache,
     leaves: list[jax.Array],
     tokens: jax.Array,
@@ -383,7 +384,7 @@ def _prefill_step(
     slot: jax.Array,
     sampling: SamplingRows,
 ) -> tuple[Cache, jax.Array, jax.Array]:
-    model = merge_model(structure, leaves)
+    model = merge_model(definition, leaves)
     cache, logits = prefill(
         model,
         cache,
@@ -393,16 +394,14 @@ def _prefill_step(
         page_table,
         slot,
         spec=spec,
-        implementation=implementation,
     )
     with jax.named_scope("sample"):
         return cache, *sample(logits[None], sampling)
 
 
 def _decode_step(
-    structure,
+    definition: ModelDefinition,
     spec: CacheSpec,
-    implementation: str | None,
     cache: Cache,
     leaves: list[jax.Array],
     tokens: jax.Array,
@@ -411,7 +410,7 @@ def _decode_step(
     slots: jax.Array,
     sampling: SamplingRows,
 ) -> tuple[Cache, jax.Array, jax.Array]:
-    model = merge_model(structure, leaves)
+    model = merge_model(definition, leaves)
     cache, logits = decode(
         model,
         cache,
@@ -420,7 +419,6 @@ def _decode_step(
         page_tables,
         slots,
         spec=spec,
-        implementation=implementation,
     )
     with jax.named_scope("sample"):
         return cache, *sample(logits, sampling)

@@ -72,9 +72,7 @@ def _draw_row(logits: jax.Array, row: SamplingRows) -> jax.Array:
     probabilities = jax.nn.softmax(jnp.where(keep, sorted_logits, -jnp.inf))
     before = jnp.cumsum(probabilities) - probabilities
     keep = keep & ((before < row.top_p) | (rank == 0))
-    key = jax.random.fold_in(
-        jax.random.wrap_key_data(row.seed, impl="threefry2x32"), row.position
-    )
+    key = jax.random.fold_in(jax.random.wrap_key_data(row.seed, impl="threefry2x32"), row.position)
     noise = jax.random.gumbel(key, (vocab,), jnp.float32)[order]  # by token id, then sorted
     best = jnp.argmax(jnp.where(keep, sorted_logits + noise, -jnp.inf))
     return order[best].astype(jnp.int32)

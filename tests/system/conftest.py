@@ -1,0 +1,42 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dsv4.tiny import build_tiny_checkpoint
+from tests.system.servers import Fleet
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    build_tiny_checkpoint(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled programs shared by all servers of the test run."""
+    return tmp_path_factory.mktemp("compile")
+
+
+@pytest.fixture
+def fleet(tiny_model: Path, compile_cache: Path, tmp_path: Path) -> Iterator[Fleet]:
+    servers = Fleet(
+        tmp_path, "--model", str(tiny_model), "--compile-cache", str(compile_cache),
+        "--max-context", "2048",
+    )  # fmt: skip
+    yield servers
+    servers.close()
+
+
+@pytest.fixture(scope="module")
+def module_fleet(
+    tiny_model: Path, compile_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Fleet]:
+    servers = Fleet(
+        tmp_path_factory.mktemp("servers"), "--model", str(tiny_model), "--compile-cache",
+        str(compile_cache), "--max-context", "2048",
+    )  # fmt: skip
+    yield servers
+    servers.close()
