@@ -86,6 +86,8 @@ class _Demo:
     def __init__(self, console: Console, max_tokens: int) -> None:
         self._console = console
         self._processes: list[ServerProcess] = []
+        # Room for the longest prompt, and no more: each doubling is two more programs to compile.
+        self._max_context = 1 << (max(_LENGTHS) + max_tokens).bit_length()
         self._sampling = Sampling(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
 
     async def run(self, model: str | None, texts: Sequence[str]) -> int:
@@ -129,6 +131,7 @@ class _Demo:
 
     def _start(self, role: str, model: Path, logs: Path, *more: str) -> ServerProcess:
         arguments = (role, "--model", str(model), "--listen", "127.0.0.1:0", *more)
+        arguments += ("--max-context", str(self._max_context))
         process = ServerProcess(role, arguments, logs / f"{role}.log")
         self._processes.append(process)
         process.start()
