@@ -130,6 +130,7 @@ class IncomingTransfer:
         self._demanded = asyncio.Event()
         self._finished: asyncio.Future[pb.Finished] = asyncio.get_running_loop().create_future()
         self._watches: dict[int, Watch] = {}
+        self._unstarted: dict[int, Lease] = {}
         self._rows_verified = self._rows_acknowledged = 0
         self._verify_seconds = self._admit_seconds = 0.0
 
@@ -162,6 +163,8 @@ class IncomingTransfer:
             raise _most_telling(errors) from None
         finally:
             call.cancel()
+            for lease in self._unstarted.values():  # a task cancelled before its first step
+                self._hub.return_ungranted(lease)
             if self._failure.done():
                 self._failure.exception()  # seen
             else:
@@ -283,6 +286,7 @@ class IncomingTransfer:
                 await self._demanded.wait()
             await places.acquire()
             lease = await self._hub.acquire(self._owner, self.identity.prefill_epoch)
+            self._unstarted[slab.index] = lease
             landing = group.create_task(self._land(slab, lease, places))
             landings.append(landing)
         await asyncio.gather(*landings)
@@ -293,6 +297,7 @@ class IncomingTransfer:
 
     async def _land(self, slab: Slab, lease: Lease, places: asyncio.Semaphore) -> None:
         """One slab from grant to admission."""
+        del self._unstarted[slab.index]
         granted = False
         watch: Watch | None = None
         try:

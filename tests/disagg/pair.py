@@ -32,7 +32,7 @@ from disagg.slab import Slab, segment_view
 PAGE_TOKENS = 16
 VOCAB = 1000
 MAX_CONTEXT = 4096
-HEARTBEAT_S = 0.1
+HEARTBEAT_S = 0.25
 
 
 def small_table(num_units: int = 64) -> LayoutTable:
@@ -377,11 +377,13 @@ async def world() -> AsyncIterator[World]:
 
 
 @contextlib.asynccontextmanager
-async def pair(**prefill_options: object) -> AsyncIterator[tuple[World, Prefill, Decode]]:
-    """One prefill and one decode with a link that is ready."""
+async def pair(
+    num_slots: int = 4, **prefill_options: object
+) -> AsyncIterator[tuple[World, Prefill, Decode]]:
+    """One prefill and one decode of `num_slots` landing slots, with a link that is ready."""
     async with world() as made:
         prefill = await made.prefill(**prefill_options)  # type: ignore[arg-type]
-        decode = made.decode(prefill.target)
+        decode = made.decode(prefill.target, num_slots=num_slots)
         await connected(decode.link)
         yield made, prefill, decode
 
