@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import threading
@@ -27,14 +28,19 @@ _LOG = logging.getLogger(__name__)
 class Signals:
     """Counts the requests to end.
 
+    Wrappers such as `timeout` and package runners deliver one request several times; within
+    `repeat_s` seconds it counts once.
+
     Attributes:
       drain: set by the first one.
       stop: set by the second one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, repeat_s: float = 0.5) -> None:
         self.drain = asyncio.Event()
         self.stop = asyncio.Event()
+        self._repeat_s = repeat_s
+        self._last = -math.inf
 
     def install(self) -> None:
         """Listens to SIGTERM and SIGINT of this process."""
@@ -44,6 +50,10 @@ class Signals:
 
     def notify(self, reason: str) -> None:
         """One request to end."""
+        now = asyncio.get_running_loop().time()
+        repeated, self._last = now - self._last < self._repeat_s, now
+        if repeated:
+            return
         if self.stop.is_set():
             _LOG.warning("%s again: leaving without cleaning up", reason)
             os._exit(1)

@@ -17,7 +17,7 @@ class Running:
     """A server in a task, and what it needs to be told."""
 
     def __init__(self, engine: FakeEngine, listen: str = "127.0.0.1:0", grace_s: float = 5.0):
-        self.signals = Signals()
+        self.signals = Signals(repeat_s=0.0)
         server = ApiServer(engine, engine.role, listen, with_reflection=False)
         self.task = asyncio.create_task(
             run_server(
@@ -109,6 +109,16 @@ def test_a_second_signal_stops_at_once(caplog):
             running.signals.notify("SIGTERM")
             await asyncio.wait_for(running.task, 5)
             assert (await stuck).error is not None
+
+    asyncio.run(scenario())
+
+
+def test_one_request_delivered_several_times_counts_once():
+    async def scenario():
+        signals = Signals()
+        for _ in range(3):
+            signals.notify("SIGTERM")
+        assert signals.drain.is_set() and not signals.stop.is_set()
 
     asyncio.run(scenario())
 
