@@ -12,10 +12,9 @@ import collections
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-import grpc
 import numpy as np
 
 from disagg import rpc
@@ -202,7 +201,8 @@ class IncomingTransfer:
             token_ids=self._request.token_ids,
             sampling=pb.Sampling(**dataclasses.asdict(sampling)),
         )
-        with self._rpc_errors():
+        # A write after the call ended says nothing: its status is what the reader raises.
+        with contextlib.suppress(asyncio.InvalidStateError), self._rpc_errors():
             await call.write(pb.ToPrefill(start=start))
             while (message := await self._outgoing.get()) is not None:
                 with self._hub.trace("disagg.ack" if message.HasField("ack") else "disagg.grant"):
@@ -265,14 +265,8 @@ class IncomingTransfer:
                 if watch and written and watch.lease.epoch == posted.lease_epoch:
                     watch.note_written()
 
-    @contextlib.contextmanager
-    def _rpc_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except grpc.aio.AioRpcError as error:
-            raise rpc.from_rpc_error(error, self._peer) from error
-        except asyncio.InvalidStateError:
-            return  # a write after the call ended: its status is what the reader raises
+    def _rpc_errors(self) -> contextlib.AbstractContextManager[None]:
+        return rpc.typed_errors(self._peer)
 
     # --- slabs ---------------------------------------------------------------------------------
 

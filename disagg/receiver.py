@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from typing import Any
 
 import grpc
@@ -23,6 +24,7 @@ from disagg.errors import (
     InvalidField,
     LayoutMismatch,
     PeerLost,
+    StaleEpoch,
     WrongRole,
 )
 from disagg.handshake import Endpoint, check_pair, endpoint_from_proto, endpoint_to_proto
@@ -48,6 +50,8 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S = 10.0
 
+_REFUSALS = (LayoutMismatch, WrongRole, InvalidField, AlreadyExists, StaleEpoch)
+
 
 class PrefillLink:
     """See the module docstring.
@@ -57,7 +61,8 @@ class PrefillLink:
         hub: landing memory, shared by all links of this process.
         heartbeat_s: seconds between heartbeats.
         reconnect_s: first and longest pause between attempts to connect.
-        quarantine_after_s: seconds after which an unproven landing slot counts as quarantined.
+        quarantine_after_s: seconds after which an unproven landing slot counts as quarantined,
+            and a lost prefill may be taken for dead if the data plane says so.
 
     Attributes:
         target: as given.
@@ -79,6 +84,8 @@ class PrefillLink:
         self.refusal: DisaggError | None = None
         self._hub = hub
         self._heartbeat_s = heartbeat_s
+        self._quarantine_after_s = quarantine_after_s
+        self._lost_at = time.monotonic()
         self._backoff = Pacer(*reconnect_s)
         self._settler = Settler(
             hub, lambda: self._stub, self._peer_is_dead, quarantine_after_s=quarantine_after_s
@@ -150,7 +157,7 @@ class PrefillLink:
                 self._stub = pb_grpc.PrefillStub(channel)
                 try:
                     await self._session(self._stub)
-                except (LayoutMismatch, WrongRole, InvalidField, AlreadyExists) as error:
+                except _REFUSALS as error:
                     if self.refusal is None or self.refusal.message != error.message:
                         log.warning("prefill %s refused: %s", self.target, error)
                     self.refusal = error
@@ -161,6 +168,9 @@ class PrefillLink:
                         "prefill %s: %s", self.target, error,
                     )  # fmt: skip
                     self._lose(error, "lost")
+                except Exception as error:  # noqa: BLE001 - a bug here must not hang fetches
+                    log.exception("prefill %s: link failed", self.target)
+                    self._lose(PeerLost(f"{self.target}: link failed: {error!r}"), "lost")
                 finally:
                     self._stub = None
             self._probe()
@@ -169,7 +179,9 @@ class PrefillLink:
     async def _session(self, stub: Any) -> None:
         """One session, from Hello to its end, which is always an error."""
         call = stub.Session()
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(call.cancel)
+            stack.enter_context(rpc.typed_errors(self.target))
             events = aiter(call)
             hello = pb.SessionEvent(hello=endpoint_to_proto(self._hub.endpoint))
             try:
@@ -187,19 +199,18 @@ class PrefillLink:
             self._welcome(endpoint_from_proto(first.welcome))
             reason = await keep_alive(events, call.write, self._heartbeat_s)
             raise PeerLost(f"{self.target}: {reason}")
-        except grpc.aio.AioRpcError as error:
-            raise rpc.from_rpc_error(error, self.target) from error
-        finally:
-            call.cancel()
 
     def _welcome(self, remote: Endpoint) -> None:
         """A prefill answered: it is ready, or refused by raising."""
-        self._pages_per_slab = check_pair(self._hub.endpoint, remote)
         for epoch in [epoch for epoch in self._agents if epoch != remote.epoch]:
             log.info("prefill %s is a new process", self.target)
             self._peer_is_dead(epoch)
+        self._pages_per_slab = check_pair(self._hub.endpoint, remote)
         if self._hub.ring.is_peer_dead(remote.epoch):
-            raise PeerLost(f"{self.target}: process {remote.epoch.hex()} was known dead")
+            raise StaleEpoch(
+                f"{self.target}: process {remote.epoch.hex()} was taken for dead and its landing "
+                "slots were used again, expected a restarted process"
+            )
         if remote.epoch not in self._agents:
             self._agents[remote.epoch] = self._hub.plane.add_peer(remote.plane_metadata)
         self._remote = remote
@@ -212,6 +223,8 @@ class PrefillLink:
 
     def _lose(self, error: DisaggError, state: str) -> None:
         """The session is over: fetches fail, typed."""
+        if self._ready.is_set():
+            self._lost_at = time.monotonic()
         self._ready.clear()
         self.state = state
         for transfer in tuple(self._transfers):
@@ -225,7 +238,12 @@ class PrefillLink:
             self._hub.plane.remove_peer(agent)
 
     def _probe(self) -> None:
-        """While there is no session: does the data plane know that the process is gone?"""
+        """There has been no session for a while: is the process gone for good?
+
+        Not asked at once, since a connection may break while its process lives.
+        """
+        if time.monotonic() - self._lost_at < self._quarantine_after_s:
+            return
         for epoch, agent in tuple(self._agents.items()):
             if self._hub.plane.peer_disconnected(agent):
                 log.info("prefill %s: its process is gone", self.target)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import grpc
@@ -41,6 +44,23 @@ def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> DisaggError:
     if code in ("CANCELLED", "UNKNOWN"):
         return PeerLost(f"{peer}: the call ended with {code}: {detail}")
     return from_code(code, detail if code != "UNAVAILABLE" else f"{peer}: {detail}")
+
+
+@contextlib.contextmanager
+def typed_errors(peer: str) -> Iterator[None]:
+    """Turns what a client's call raises into typed errors.
+
+    A call whose channel was closed raises CancelledError without its task being cancelled.
+    """
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error, peer) from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise PeerLost(f"{peer}: the channel was closed") from None
 
 
 async def abort(context: grpc.aio.ServicerContext, error: DisaggError) -> NoReturn:

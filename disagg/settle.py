@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import grpc
-
+from disagg import rpc
+from disagg.errors import DisaggError, StaleEpoch
 from disagg.landing import LandingHub, TransferIdentity
 from disagg.lease import DrainProof, Lease
 from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
@@ -112,13 +112,13 @@ class Settler:
         if stub is None:
             return None
         try:
-            return await stub.Abort(ref, timeout=ABORT_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.ABORTED:
-                self._peer_gone(ref.prefill_epoch)
-            else:
-                log.debug("abort of %s: %s", ref.transfer_id.hex(), error.details())
-            return None
+            with rpc.typed_errors("prefill"):
+                return await stub.Abort(ref, timeout=ABORT_TIMEOUT_S)
+        except StaleEpoch:
+            self._peer_gone(ref.prefill_epoch)
+        except DisaggError as error:
+            log.debug("abort of %s: %s", ref.transfer_id.hex(), error)
+        return None
 
     async def _prove(
         self,

@@ -334,10 +334,10 @@ class World:
         **changes: object,
     ) -> Decode:
         fields: dict[str, object] = {
-            "model_identity": "tiny", "max_context": MAX_CONTEXT, "vocab_size": VOCAB,
-            "table": small_table(20), "slab_bytes": slab_bytes,
+            "role": "decode", "model_identity": "tiny", "max_context": MAX_CONTEXT,
+            "vocab_size": VOCAB, "table": small_table(20), "slab_bytes": slab_bytes,
         }  # fmt: skip
-        endpoint = Endpoint(role="decode", **(fields | changes))  # type: ignore[arg-type]
+        endpoint = Endpoint(**(fields | changes))  # type: ignore[arg-type]
         plane = FaultyPlane(self.planes.plane(endpoint.agent_name))
         hub = LandingHub(
             endpoint,

@@ -1,0 +1,198 @@
+"""The hand-over over real NIXL between two processes: bytes, kills, stops, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from disagg.errors import PeerLost
+from disagg.handshake import Endpoint
+from disagg.landing import LandingHub
+from disagg.receiver import PrefillLink
+from tests.disagg import pair as pairs
+from tests.disagg.pair import CheckingSink, prompt, request, until
+
+pytest.importorskip("nixl", reason="NIXL is installed on Linux only")
+from disagg.nixl_plane import NixlPlane  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+NUM_SLOTS = 4
+
+
+class PrefillProcess:
+    """A process of tests.disagg.prefill_process."""
+
+    def __init__(self, transports: str | None) -> None:
+        self._environment = {**os.environ, "NIXL_LOG_LEVEL": "ERROR"}
+        if transports is not None:
+            self._environment["UCX_TLS"] = transports
+        self.port = 0
+
+    async def start(self, chunk_seconds: float = 0.0) -> None:
+        arguments = ["--port", str(self.port), "--chunk-seconds", str(chunk_seconds)]
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.disagg.prefill_process", *arguments,
+            cwd=ROOT, env=self._environment, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.port = int(await asyncio.wait_for(self.process.stdout.readline(), 30))
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    async def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+
+
+@contextlib.asynccontextmanager
+async def processes(chunk_seconds: float = 0.0, transports: str | None = None):
+    prefill = PrefillProcess(transports)
+    await prefill.start(chunk_seconds)
+    endpoint = Endpoint(
+        role="decode",
+        model_identity="tiny",
+        max_context=pairs.MAX_CONTEXT,
+        vocab_size=pairs.VOCAB,
+        table=pairs.small_table(9),
+        slab_bytes=5000,
+    )
+    plane = NixlPlane(endpoint.agent_name)
+    hub = LandingHub(endpoint, plane, num_slots=NUM_SLOTS, verify_timeout_s=5.0)
+    link = PrefillLink(
+        f"127.0.0.1:{prefill.port}",
+        hub,
+        heartbeat_s=pairs.HEARTBEAT_S,
+        reconnect_s=(0.02, 0.2),
+        quarantine_after_s=1.0,
+    )
+    link.start()
+    try:
+        await pairs.connected(link)
+        yield prefill, hub, link
+    finally:
+        await link.stop()
+        await hub.stop()
+        plane.close()
+        await prefill.kill()
+
+
+def run(test):
+    return asyncio.run(asyncio.wait_for(test, 100))
+
+
+@pytest.fixture(autouse=True)
+def quiet_nixl(monkeypatch):
+    monkeypatch.setenv("NIXL_LOG_LEVEL", "ERROR")
+
+
+def fetch(link, num_tokens, seed=0, seconds=0.0):
+    ids = prompt(num_tokens, seed)
+    return asyncio.create_task(link.fetch(request(ids, timeout_s=60), CheckingSink(ids, seconds)))
+
+
+def all_free(hub):
+    return hub.lease_counts()["free"] == NUM_SLOTS
+
+
+@pytest.mark.parametrize("transports", [None, "tcp,self"])
+def test_every_byte_arrives_over_nixl(transports, monkeypatch):
+    if transports is not None:
+        monkeypatch.setenv("UCX_TLS", transports)
+
+    async def test():
+        async with processes(transports=transports) as (_, hub, link):
+            results = await asyncio.gather(*(fetch(link, 1 + 37 * i, i) for i in range(16)))
+            for i, result in enumerate(results):
+                assert result.first_token == sum(prompt(1 + 37 * i, i)) % pairs.VOCAB
+            await until(lambda: all_free(hub))
+
+    run(test())
+
+
+def test_a_prefill_killed_in_the_middle_and_restarted_at_its_address_is_used_again():
+    async def test():
+        async with processes(chunk_seconds=0.02) as (prefill, hub, link):
+            lost = [fetch(link, 1000, i) for i in range(3)]
+            await until(lambda: hub.ring.freed["admitted"] > 3)
+            loop = asyncio.get_running_loop()
+            killed_at = loop.time()
+            prefill.send(signal.SIGKILL)
+            for error in await asyncio.gather(*lost, return_exceptions=True):
+                assert isinstance(error, PeerLost)
+            assert loop.time() - killed_at < 2 * pairs.HEARTBEAT_S
+            await prefill.kill()
+            await prefill.start()
+            await until(lambda: link.ready)
+            await asyncio.gather(*(fetch(link, 500, i) for i in range(4)))
+            await until(lambda: all_free(hub) and link.num_unsettled == 0)
+
+    run(test())
+
+
+def test_a_killed_prefill_that_never_returns_gives_its_slots_back():
+    async def test():
+        async with processes(chunk_seconds=0.01) as (prefill, hub, link):
+            lost = [fetch(link, 1000, i, seconds=0.01) for i in range(3)]
+            await until(lambda: hub.ring.freed["admitted"] > 3)
+            await prefill.kill()
+            for error in await asyncio.gather(*lost, return_exceptions=True):
+                assert isinstance(error, PeerLost)
+            await until(lambda: all_free(hub), 10)
+
+    run(test())
+
+
+def test_a_stopped_prefill_is_lost_by_heartbeats_and_settles_when_it_goes_on():
+    async def test():
+        async with processes(chunk_seconds=0.02) as (prefill, hub, link):
+            epoch = link.remote.epoch
+            lost = [fetch(link, 1000, i) for i in range(3)]
+            await until(lambda: hub.ring.freed["admitted"] > 3)
+            loop = asyncio.get_running_loop()
+            stopped_at = loop.time()
+            prefill.send(signal.SIGSTOP)
+            for error in await asyncio.gather(*lost, return_exceptions=True):
+                assert isinstance(error, PeerLost)
+                assert "no heartbeat" in str(error)
+            assert loop.time() - stopped_at < 4 * pairs.HEARTBEAT_S
+            assert not link.ready
+            await asyncio.sleep(1.5)
+            assert not all_free(hub)  # nobody knows what the stopped process still writes
+            prefill.send(signal.SIGCONT)
+            await until(lambda: link.ready and all_free(hub), 15)
+            assert link.remote.epoch == epoch
+            await fetch(link, 700)
+            await until(lambda: all_free(hub) and link.num_unsettled == 0)
+
+    run(test())
+
+
+def test_addresses_outside_registered_memory_and_foreign_metadata_are_refused():
+    from disagg.data_plane import allocate_registered
+    from disagg.errors import InvalidField
+
+    plane, other = NixlPlane("one"), NixlPlane("other")
+    try:
+        here, there = allocate_registered(4096), allocate_registered(4096)
+        plane.register(here)
+        other.register(there)
+        peer = plane.add_peer(other.metadata())
+        with pytest.raises(InvalidField, match="plane_metadata"):
+            plane.add_peer(b"nonsense")
+        with pytest.raises(InvalidField, match="address"):
+            plane.write(peer, [(here.ctypes.data, there.ctypes.data + (1 << 30), 64)])
+        with pytest.raises(InvalidField, match="address"):
+            plane.write(peer, [(here.ctypes.data - (1 << 30), there.ctypes.data, 64)])
+        with pytest.raises(PeerLost, match="unknown"):
+            plane.write("nobody", [(here.ctypes.data, there.ctypes.data, 64)])
+    finally:
+        plane.close()
+        other.close()
