@@ -1,6 +1,8 @@
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dsv4.tiny import build_tiny_checkpoint
@@ -40,3 +42,25 @@ def module_fleet(
     )  # fmt: skip
     yield servers
     servers.close()
+
+
+@dataclass(frozen=True)
+class GoldenCase:
+    prompt: tuple[int, ...]
+    greedy: tuple[int, ...]
+
+
+@pytest.fixture
+def read_golden() -> Callable[[Path], list[GoldenCase]]:
+    def read(folder: Path) -> list[GoldenCase]:
+        with np.load(folder / "golden.npz") as arrays:
+            return [
+                GoldenCase(
+                    tuple(arrays[name].tolist()),
+                    tuple(arrays[name.replace("prompt", "greedy")].tolist()),
+                )
+                for name in sorted(arrays)
+                if name.startswith("prompt_")
+            ]
+
+    return read

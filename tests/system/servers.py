@@ -52,7 +52,9 @@ class Server:
                     self.address = line.split(marker)[1].split(",")[0].split()[0]
                     return self.address
             if self.process.poll() is not None:
-                raise RuntimeError(f"{self.role} exited with {self.process.returncode}:\n{self.log()}")
+                raise RuntimeError(
+                    f"{self.role} exited with {self.process.returncode}:\n{self.log()}"
+                )
             time.sleep(0.05)
         raise TimeoutError(f"{self.role} did not print {marker!r}:\n{self.log()}")
 
@@ -60,6 +62,7 @@ class Server:
         """SIGKILL: no clean-up of any kind."""
         self.process.kill()
         self.process.wait()
+        self._log.close()
 
     def stop(self) -> int:
         """SIGTERM, as an operator would; returns the exit status."""
@@ -108,8 +111,7 @@ class Fleet:
 
     def close(self) -> None:
         for server in self.servers:
-            if server.process.poll() is None:
-                server.kill()
+            server.kill()
 
 
 def greedy(max_tokens: int, **fields: Any) -> Sampling:
@@ -168,7 +170,7 @@ def assert_at_baseline(*addresses: str, timeout_s: float = 20.0) -> None:
             state = info(address)
             used = {k: state[k] for k in ("pages_used", "slots_used")}
             used |= {k: state[k] for k in ("requests_waiting", "requests_running")}
-            used |= {k: v for k, v in state["leases"].items() if k != "free"}
+            used |= {k: v for k, v in state["leases"].items() if not k.endswith("free")}
             if any(used.values()):
                 found[address] = used
         return found

@@ -1,0 +1,209 @@
+"""What goes wrong gets its own status, and memory is back at the baseline afterwards."""
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+from serve.client import Client, Prompt, Sampling
+from tests.system.servers import Fleet, assert_at_baseline, generate_all, greedy, info, wait_for
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+
+LONG = tuple(5 * i % 384 for i in range(1500))
+
+
+@pytest.fixture(scope="module")
+def pair(module_fleet):
+    return module_fleet.pair((), ("--max-requests", "4"))
+
+
+def ask(address, prompt, sampling=None, **call):
+    async def run():
+        async with Client(address) as client:
+            return await client.generate(prompt, sampling or greedy(4), **call)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "prompt, sampling, code, words",
+    [
+        (Prompt(token_ids=(1,) * 2048), None, "INVALID_ARGUMENT", "at most 2047 tokens"),
+        (Prompt(token_ids=()), None, "INVALID_ARGUMENT", "prompt"),
+        (Prompt(token_ids=(1, 384)), None, "INVALID_ARGUMENT", "384 at position 1"),
+        (Prompt(token_ids=(1,)), Sampling(temperature=-1.0), "INVALID_ARGUMENT", "temperature"),
+        (Prompt(token_ids=(1,)), Sampling(temperature=float("nan")), "INVALID_ARGUMENT", "nan"),
+        (Prompt(token_ids=(1,)), Sampling(top_p=0.0), "INVALID_ARGUMENT", "top_p"),
+        (Prompt(token_ids=(1,)), Sampling(top_k=-1), "INVALID_ARGUMENT", "top_k"),
+        (Prompt(token_ids=(1,)), Sampling(max_tokens=0), "INVALID_ARGUMENT", "max_tokens"),
+    ],
+)
+def test_a_bad_field_is_refused_by_name(pair, prompt, sampling, code, words):
+    prefill, decode = pair
+    result = ask(decode.address, prompt, sampling)
+    assert result.error is not None
+    assert (result.error.code, result.token_ids) == (code, ())
+    assert words in result.error.message
+    assert_at_baseline(prefill.address, decode.address)
+
+
+def test_a_duplicate_request_id_is_refused_and_the_first_goes_on(pair):
+    prefill, decode = pair
+
+    async def run():
+        async with Client(decode.address) as client:
+            calls = [
+                client.generate(Prompt(token_ids=(1, 2, 3)), greedy(100), request_id="same")
+                for _ in range(2)
+            ]
+            return await asyncio.gather(*calls)
+
+    results = asyncio.run(run())
+    assert sorted(r.error.code if r.error else "OK" for r in results) == ["ALREADY_EXISTS", "OK"]
+    assert ask(decode.address, Prompt(token_ids=(1,)), request_id="same").error is None
+    assert_at_baseline(prefill.address, decode.address)
+
+
+def test_a_deadline_that_passes_frees_everything(pair):
+    prefill, decode = pair
+    result = ask(decode.address, Prompt(token_ids=LONG), greedy(500), deadline_s=0.4)
+    assert result.error is not None and result.error.code == "DEADLINE_EXCEEDED"
+    assert_at_baseline(prefill.address, decode.address)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.1, 0.3, 0.6, 1.0])
+def test_a_cancelled_stream_frees_everything_wherever_it_is(pair, after_s):
+    prefill, decode = pair
+
+    async def run():
+        async with Client(decode.address) as client:
+            calls = [
+                asyncio.create_task(client.generate(Prompt(token_ids=LONG[i:]), greedy(400)))
+                for i in range(6)
+            ]
+            await asyncio.sleep(after_s)
+            for call in calls:
+                call.cancel()
+            await asyncio.wait(calls)
+
+    asyncio.run(run())
+    assert_at_baseline(prefill.address, decode.address)
+    assert ask(decode.address, Prompt(token_ids=LONG)).error is None
+
+
+def test_more_requests_than_slots_wait_and_are_all_answered(pair):
+    prefill, decode = pair
+    prompts = [LONG[i : i + 50] for i in range(20)]
+    results = generate_all(decode.address, prompts, [greedy(5)] * 20, concurrency=20)
+    assert [r.error for r in results] == [None] * 20
+    assert_at_baseline(prefill.address, decode.address)
+
+
+def test_generate_at_a_prefill_is_the_wrong_role(pair):
+    result = ask(pair[0].address, Prompt(token_ids=(1,)))
+    assert result.error is not None and result.error.code == "FAILED_PRECONDITION"
+
+
+def test_without_a_prefill_requests_fail_within_seconds(fleet):
+    decode = fleet.serve("decode", "--prefill", "127.0.0.1:9", "--prefill-timeout-s", "1")
+    began = time.monotonic()
+    result = ask(decode.address, Prompt(token_ids=(1, 2)))
+    assert result.error is not None and result.error.code == "UNAVAILABLE"
+    assert "127.0.0.1:9" in result.error.message
+    assert time.monotonic() - began < 5
+    assert_at_baseline(decode.address)
+
+
+def killed_mid_transfer(fleet: Fleet, *, signal_number: int) -> None:
+    """24 requests in flight, prefill killed among them and restarted at the same address."""
+    control = fleet.serve("local")
+    prefill, decode = fleet.pair((), ("--prefill-timeout-s", "60"))
+    prompts = [LONG[i : 1400 - 17 * i] for i in range(24)]
+    expected = generate_all(control.address, prompts, [greedy(8)] * 24, concurrency=1)
+
+    async def run():
+        async with Client(decode.address) as client:
+            calls = [
+                asyncio.create_task(client.generate(Prompt(token_ids=p), greedy(8)))
+                for p in prompts
+            ]
+            while info_now(await client.server_info()) < 2:
+                await asyncio.sleep(0.01)
+            os.kill(prefill.process.pid, signal_number)
+            prefill.process.wait()
+            await asyncio.sleep(0.5)
+            fleet.start("prefill", listen=prefill.address)
+            return await asyncio.gather(*calls)
+
+    def info_now(state) -> int:
+        return state["requests_finished"]
+
+    results = asyncio.run(run())
+    for result, right in zip(results, expected, strict=True):
+        if result.error is None:
+            assert result.token_ids == right.token_ids
+        else:
+            assert result.error.code == "UNAVAILABLE"
+    assert sum(r.error is None for r in results) >= 12
+    wait_for(lambda: info(decode.address)["health"]["dsv4.generate.v1.Generate"], 60)
+    again = generate_all(decode.address, prompts[:6], [greedy(8)] * 6, concurrency=6)
+    assert [r.token_ids for r in again] == [r.token_ids for r in expected[:6]]
+    assert decode.process.poll() is None
+    assert_at_baseline(decode.address, timeout_s=30)
+
+
+def test_prefill_killed_mid_transfer_and_restarted(fleet):
+    killed_mid_transfer(fleet, signal_number=signal.SIGKILL)
+
+
+def test_decode_killed_leaves_prefill_at_its_baseline(fleet):
+    prefill, decode = fleet.pair()
+
+    async def run():
+        async with Client(decode.address) as client:
+            calls = [
+                asyncio.create_task(client.generate(Prompt(token_ids=LONG), greedy(8)))
+                for _ in range(6)
+            ]
+            await asyncio.sleep(0.5)
+            decode.kill()
+            await asyncio.wait(calls)
+
+    asyncio.run(run())
+    assert_at_baseline(prefill.address)
+    second = fleet.serve("decode", "--prefill", prefill.address)
+    assert ask(second.address, Prompt(token_ids=LONG)).error is None
+
+
+def test_a_stopped_prefill_is_noticed_and_comes_back(fleet):
+    prefill, decode = fleet.pair((), ("--prefill-timeout-s", "1", "--max-attempts", "1"))
+    os.kill(prefill.process.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        result = ask(decode.address, Prompt(token_ids=LONG))
+        assert result.error is not None and result.error.code == "UNAVAILABLE"
+        assert time.monotonic() - began < 8
+    finally:
+        os.kill(prefill.process.pid, signal.SIGCONT)
+    wait_for(lambda: info(decode.address)["health"]["dsv4.generate.v1.Generate"], 30)
+    assert ask(decode.address, Prompt(token_ids=LONG)).error is None
+    assert_at_baseline(prefill.address, decode.address, timeout_s=30)
+
+
+def test_sigterm_lets_requests_in_flight_finish(fleet):
+    prefill, decode = fleet.pair()
+
+    async def run():
+        async with Client(decode.address) as client:
+            call = asyncio.create_task(client.generate(Prompt(token_ids=LONG), greedy(60)))
+            await asyncio.sleep(0.5)
+            os.kill(decode.process.pid, signal.SIGTERM)
+            return await call
+
+    result = asyncio.run(run())
+    assert result.error is None and len(result.token_ids) == 60
+    assert decode.process.wait(20) == 0
+    assert prefill.stop() == 0

@@ -1,0 +1,105 @@
+"""The promise, with real processes over real NIXL: same tokens disaggregated among 80 as alone."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from serve.client import Result, Sampling
+from tests.system.servers import Fleet, assert_at_baseline, generate_all, greedy
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+
+NUM_REQUESTS = 80
+VOCAB = 384
+
+
+def workload(seed: int) -> tuple[list[tuple[int, ...]], list[Sampling]]:
+    """80 prompts of 5 to 1500 tokens, page and chunk boundaries among them, of mixed length."""
+    draw = random.Random(seed)
+    edges = [5, 127, 128, 255, 256, 257, 511, 512, 513, 1023, 1024, 1025, 1500]
+    lengths = [*edges, *(draw.randrange(5, 1500) for _ in range(NUM_REQUESTS - len(edges)))]
+    draw.shuffle(lengths)
+    prompts = [tuple(draw.randrange(VOCAB) for _ in range(length)) for length in lengths]
+    return prompts, [greedy(draw.choice([1, 3, 8, 16, 40])) for _ in prompts]
+
+
+def tokens(results: Sequence[Result]) -> list[tuple[int, ...]]:
+    errors = [r.error for r in results if r.error is not None]
+    assert errors == []
+    return [r.token_ids for r in results]
+
+
+def compare(fleet: Fleet, index_k_format: str, rounds: int) -> None:
+    flags = ("--index-k-format", index_k_format)
+    prefill, decode = fleet.pair(flags, (*flags, "--max-requests", "80"))
+    control = fleet.serve("local", *flags)
+    for seed in range(rounds):
+        prompts, sampling = workload(seed)
+        together = generate_all(
+            decode.address, prompts, sampling, concurrency=NUM_REQUESTS, stagger_s=0.01
+        )
+        alone = generate_all(control.address, prompts, sampling, concurrency=1)
+        differing = [
+            i
+            for i, (a, b) in enumerate(zip(tokens(together), tokens(alone), strict=True))
+            if a != b
+        ]
+        assert differing == [], f"round {seed}: {len(differing)} of {NUM_REQUESTS} differ"
+        for result in together:
+            assert result.complete is not None
+            transfer = result.complete.transfer
+            assert transfer.fence_rows_verified == transfer.fence_rows_acknowledged > 0
+            assert transfer.slabs == transfer.pages + 1
+    assert_at_baseline(prefill.address, decode.address, control.address)
+
+
+@pytest.mark.parametrize("index_k_format", ["bf16", "fp8"])
+def test_80_concurrent_requests_get_the_tokens_of_one_process(fleet, index_k_format):
+    compare(fleet, index_k_format, rounds=1)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("index_k_format", ["bf16", "fp8", "f32"])
+def test_80_concurrent_requests_five_times_over(fleet, index_k_format):
+    compare(fleet, index_k_format, rounds=5)
+
+
+def test_sampled_tokens_are_the_same_as_in_one_process(fleet):
+    _, decode = fleet.pair()
+    control = fleet.serve("local")
+    prompts, _ = workload(99)
+    prompts = [p[:300] for p in prompts[:24]]
+    sampling = [
+        Sampling(
+            temperature=0.8, top_k=i % 3 * 20, top_p=0.9, seed=i, max_tokens=12, ignore_eos=True
+        )
+        for i in range(len(prompts))
+    ]
+    together = generate_all(decode.address, prompts, sampling, concurrency=24)
+    alone = generate_all(control.address, prompts, sampling, concurrency=1)
+    assert tokens(together) == tokens(alone)
+    assert len({r.token_ids for r in together}) == len(prompts)
+
+
+GOLDEN = Path(__file__).parents[1] / "goldens" / "flash-tiny-bf16"
+
+
+def test_golden_greedy_tokens_come_out_of_the_disaggregated_server(
+    compile_cache, tmp_path, read_golden
+):
+    golden = read_golden(GOLDEN)
+    fleet = Fleet(
+        tmp_path, "--model", str(GOLDEN), "--compile-cache", str(compile_cache),
+        "--max-context", "1024",
+    )  # fmt: skip
+    try:
+        _, decode = fleet.pair()
+        prompts = [case.prompt for case in golden]
+        sampling = [greedy(len(case.greedy)) for case in golden]
+        results = generate_all(decode.address, prompts, sampling, concurrency=len(prompts))
+        assert tokens(results) == [case.greedy for case in golden]
+    finally:
+        fleet.close()
