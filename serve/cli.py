@@ -228,7 +228,8 @@ def _add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 example:
   python -m serve profile --target 127.0.0.1:7080 --seconds 5 --output trace/
 """,
-        "The trace opens in Perfetto and in XProf. Send requests while it is recorded.",
+        "Prints the time per stage and per scope of the model; Perfetto and XProf open the trace.\n"
+        "Send requests while it is recorded.",
     )
     _add_target(parser)
     parser.add_argument("--seconds", type=float, default=5.0, metavar="S", help="default 5")

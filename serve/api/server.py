@@ -10,13 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import tomllib
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+import serve
 from serve.api.engine_service import EngineService
 from serve.api.generate_service import FrontEnd, GenerateService, TextEncoder
 from serve.api.proto.dsv4.generate.v1 import generate_pb2 as pb
@@ -44,11 +47,13 @@ class ListenError(OSError):
 
 
 def version() -> str:
-    """The version of this software, "unknown" when run from an uninstalled checkout."""
-    try:
+    """The version of this software: of the installed package, else of the checkout."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version("dsv4")
-    except metadata.PackageNotFoundError:
-        return "unknown"
+    project = Path(serve.__file__).resolve().parent.parent / "pyproject.toml"
+    with contextlib.suppress(OSError, KeyError, tomllib.TOMLDecodeError):
+        return tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"]
+    return "unknown"
 
 
 class ApiServer:

@@ -14,6 +14,7 @@ import grpc
 from serve.api.status import read_error
 from serve.client import Client
 from serve.config import ConfigError, parse_address
+from serve.traces.report import annotate
 
 
 def status(options: argparse.Namespace) -> int:
@@ -56,7 +57,7 @@ def render_status(info: dict[str, Any]) -> str:
     for key, value in info.items():
         if isinstance(value, dict):
             lines.append(f"{key}:" if value else f"{key:<20} -")
-            lines += [f"  {name:<38} {item}" for name, item in sorted(value.items())]
+            lines += [f"  {name or '(all)':<38} {item}" for name, item in sorted(value.items())]
         else:
             shown = ", ".join(map(str, value)) if isinstance(value, list) else value
             lines.append(f"{key:<20} {shown}")
@@ -74,6 +75,7 @@ async def _profile(options: argparse.Namespace) -> int:
     if not perfetto:
         print("error: the server sent no perfetto_trace.json.gz", file=sys.stderr)
         return 1
+    print(f"\n{(await asyncio.to_thread(annotate, perfetto[0].parent)).render()}\n")
     print(f"Perfetto: open {perfetto[0]} in ui.perfetto.dev (the file stays on this machine)")
     print(f"XProf:    xprof --logdir {output}")
     return 0

@@ -1,0 +1,1 @@
+"""Reading a recorded profile: which scope of the model its operations belong to."""
