@@ -159,7 +159,10 @@ class IncomingTransfer:
                 watch.cancel()
                 status.cancel()
         except BaseExceptionGroup as errors:
-            raise _most_telling(errors) from None
+            error = _most_telling(errors)
+            if isinstance(error, PeerLost) and self._failure.done():
+                error = self._failure.exception() or error  # the link knows why
+            raise error from None
         finally:
             call.cancel()
             for lease in self._unstarted.values():  # a task cancelled before its first step

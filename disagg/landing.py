@@ -19,7 +19,7 @@ import numpy as np
 
 from disagg import digest
 from disagg.data_plane import DataPlane, allocate_registered, pieces
-from disagg.errors import Cancelled, DataLoss, StaleEpoch
+from disagg.errors import Cancelled, DataLoss, DisaggError, NoCapacity, StaleEpoch
 from disagg.fence import FENCE_BYTES, FenceCheck, FenceRow, FenceStatus, expected_rows
 from disagg.handshake import Endpoint
 from disagg.lease import DrainProof, Lease, LeaseRing, LeaseState
@@ -120,10 +120,7 @@ class LandingHub:
     async def stop(self) -> None:
         """Ends the looks; waiting transfers fail. The plane stays with its owner."""
         self._stopped = True
-        for waiter, _, _ in self._waiting:
-            if not waiter.done():
-                waiter.set_exception(Cancelled("landing memory: stopped"))
-        self._waiting.clear()
+        self._refuse_waiting(Cancelled("landing memory: stopped"))
         if self._looker is not None:
             await cancel_all([self._looker])
             self._looker = None
@@ -168,6 +165,20 @@ class LandingHub:
         """The slot is not read any more, and nobody knows yet what the peer still writes."""
         self.ring.drain(lease)
         self._hand_out()
+
+    def quarantine(self, lease: Lease) -> None:
+        """No proof came in time. Waiting transfers fail if too many slots are out of use."""
+        self.ring.quarantine(lease)
+        try:
+            self.ring.check_capacity()
+        except NoCapacity as error:
+            self._refuse_waiting(error)
+
+    def _refuse_waiting(self, error: DisaggError) -> None:
+        for waiter, _, _ in self._waiting:
+            if not waiter.done():
+                waiter.set_exception(error)
+        self._waiting.clear()
 
     def proven(self, lease: Lease, proof: DrainProof) -> None:
         """Frees a slot that was given up: nobody can write it any more."""

@@ -35,15 +35,23 @@ MAX_DETAIL_CHARS = 2000
 """Longer status details may not fit the peer's limit for headers."""
 
 
+_OURS = ("dsv4-disagg-error", "1")
+"""Trailing metadata of a status that the peer's own code chose, and not gRPC for a broken call."""
+
+_BROKEN = frozenset({"UNAVAILABLE", "CANCELLED", "UNKNOWN", "INTERNAL"})
+
+
 def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> DisaggError:
     """The typed error for a call that ended with a status.
 
-    CANCELLED means here that the server gave the call up, which is a lost peer.
+    The peer's own errors keep their code and message; a call that broke on its way is a lost peer.
     """
     code, detail = error.code().name, error.details() or ""
-    if code in ("CANCELLED", "UNKNOWN"):
-        return PeerLost(f"{peer}: the call ended with {code}: {detail}")
-    return from_code(code, detail if code != "UNAVAILABLE" else f"{peer}: {detail}")
+    if _OURS in tuple(error.trailing_metadata() or ()):
+        return from_code(code, detail)
+    if code in _BROKEN:
+        return PeerLost(f"{peer}: the call broke: {code}: {detail}")
+    return from_code(code, f"{peer}: {detail}")
 
 
 @contextlib.contextmanager
@@ -65,5 +73,6 @@ def typed_errors(peer: str) -> Iterator[None]:
 
 async def abort(context: grpc.aio.ServicerContext, error: DisaggError) -> NoReturn:
     """Ends a call on the server side with the status of an error."""
-    await context.abort(grpc.StatusCode[error.code], error.message[:MAX_DETAIL_CHARS])
+    code = grpc.StatusCode[error.code]
+    await context.abort(code, error.message[:MAX_DETAIL_CHARS], (_OURS,))
     raise error  # context.abort never returns

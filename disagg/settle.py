@@ -94,7 +94,7 @@ class Settler:
                 return  # prefill was told at least once, or will see the stream end
             if time.monotonic() - began > self._quarantine_after_s:
                 for lease, _ in slots:
-                    self._hub.ring.quarantine(lease)
+                    self._hub.quarantine(lease)
             await self._pause(pacer)
 
     async def _pause(self, pacer: Pacer) -> None:
