@@ -29,6 +29,7 @@ from serve.processes import ProcessFailed, ServerProcess, stop_all
 
 PLAIN_WIDTH = 132  # of tables that do not go to a terminal
 REQUEST_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 5.0
 _PROSE = (
     "A lighthouse keeper writes down every ship that passes. On quiet nights the list is short "
     "and the lamp seems to turn for nobody. Then a storm comes, the radio fills with voices, and "
@@ -101,7 +102,7 @@ class _Demo:
             try:
                 return await self._steps(folder, Path(logs), texts)
             finally:
-                await asyncio.to_thread(stop_all, self._processes)
+                await asyncio.to_thread(stop_all, self._processes, STOP_TIMEOUT_S)
 
     async def _steps(self, model: Path, logs: Path, texts: Sequence[str]) -> int:
         say = self._console.print

@@ -134,9 +134,10 @@ class ServerProcess:
         return ""
 
 
-def stop_all(processes: Sequence[ServerProcess]) -> None:
-    """Ends all of them, told at the same time."""
+def stop_all(processes: Sequence[ServerProcess], timeout_s: float = STOP_TIMEOUT_S) -> None:
+    """Ends all of them, told at the same time; kills what has not ended after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
     for process in processes:
         process.terminate()
     for process in processes:
-        process.stop()
+        process.stop(max(0.0, deadline - time.monotonic()))

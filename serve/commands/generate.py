@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import sys
+import unicodedata
 from pathlib import Path
 
 from serve.client import Client, Prompt, Result, Sampling, generate_many
@@ -79,7 +80,7 @@ class StreamPrinter:
     def text(self, index: int, piece: str) -> None:
         """A piece of answer `index`; held back until its turn."""
         if index == self._current:
-            print(piece, end="", flush=True)
+            print(_shown(piece), end="", flush=True)
         else:
             self._waiting[index].append(piece)
 
@@ -90,7 +91,12 @@ class StreamPrinter:
             print(f"error: {result.error.code}: {result.error.message}", file=sys.stderr)
         self._current += 1
         if self._current < len(self._waiting):
-            print("".join(self._waiting[self._current]), end="", flush=True)
+            print(_shown("".join(self._waiting[self._current])), end="", flush=True)
+
+
+def _shown(text: str) -> str:
+    """The text without control characters: a model must not steer a person's terminal."""
+    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
 
 
 async def _send(options: argparse.Namespace, prompts: list[Prompt], sampling: Sampling) -> int:
