@@ -123,7 +123,11 @@ class PrefillLink:
 
     @property
     def ready(self) -> bool:
-        """Whether a fetch may start now."""
+        """Whether a fetch may start now.
+
+        After a fetch failed with PeerLost, not before the next heartbeat has shown that prefill
+        lives, so that a retry does not run into the same broken link.
+        """
         return self._ready.is_set()
 
     async def wait_ready(self, timeout_s: float | None = None) -> bool:
@@ -164,7 +168,7 @@ class PrefillLink:
                     self._lose(error, "refused")
                 except DisaggError as error:
                     log.log(
-                        logging.WARNING if self.ready else logging.DEBUG,
+                        logging.WARNING if self.state == "ready" else logging.DEBUG,
                         "prefill %s: %s", self.target, error,
                     )  # fmt: skip
                     self._lose(error, "lost")
@@ -197,7 +201,7 @@ class PrefillLink:
             if first is None or first.WhichOneof("event") != "welcome":
                 raise PeerLost(f"{self.target}: no Welcome, expected one after Hello")
             self._welcome(endpoint_from_proto(first.welcome))
-            reason = await keep_alive(events, call.write, self._heartbeat_s)
+            reason = await keep_alive(events, call.write, self._heartbeat_s, each_heard=self._heard)
             raise PeerLost(f"{self.target}: {reason}")
 
     def _welcome(self, remote: Endpoint) -> None:
@@ -221,9 +225,13 @@ class PrefillLink:
         self._settler.look_again()
         log.info("prefill %s is ready", self.target)
 
+    def _heard(self) -> None:
+        """A heartbeat: if a transfer broke, it was not because prefill is gone."""
+        self._ready.set()
+
     def _lose(self, error: DisaggError, state: str) -> None:
         """The session is over: fetches fail, typed."""
-        if self._ready.is_set():
+        if self.state == "ready":
             self._lost_at = time.monotonic()
         self._ready.clear()
         self.state = state
@@ -300,6 +308,9 @@ class PrefillLink:
             ) from error
         except AlreadyExists:
             abort = False  # it would abort the other one
+            raise
+        except PeerLost:
+            self._ready.clear()
             raise
         finally:
             self._transfers.discard(transfer)

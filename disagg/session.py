@@ -48,6 +48,7 @@ async def keep_alive(
     interval_s: float,
     *,
     each_beat: Callable[[], object] = lambda: None,
+    each_heard: Callable[[], object] = lambda: None,
 ) -> str:
     """Exchanges heartbeats until the session is over.
 
@@ -56,6 +57,7 @@ async def keep_alive(
         send: sends an event to the peer.
         interval_s: seconds between heartbeats.
         each_beat: called with every heartbeat that is sent.
+        each_heard: called with every heartbeat that is received.
 
     Returns:
         Why it is over, for people: the stream ended or broke, or heartbeats stopped.
@@ -78,6 +80,7 @@ async def keep_alive(
             if event.WhichOneof("event") != "heartbeat":
                 raise InvalidField.of("event", event.WhichOneof("event"), "heartbeat")
             silence.heard()
+            each_heard()
         return "the peer ended the session"
 
     async def watch() -> str:

@@ -146,3 +146,18 @@ def test_stopping_prefill_in_good_order_fails_what_is_in_flight_with_unavailable
             await until(lambda: not decode.link.ready)
 
     run(test())
+
+
+def test_after_a_broken_transfer_a_link_is_ready_again_with_the_next_heartbeat():
+    async def test():
+        async with pairs.pair() as (_, prefill, decode):
+            prefill.backend.refusal = PeerLost("prefill: draining")
+            with pytest.raises(PeerLost, match="draining"):
+                await fetch(decode.link)
+            assert not decode.link.ready and decode.link.state == "ready"
+            prefill.backend.refusal = None
+            assert await decode.link.wait_ready(2 * pairs.HEARTBEAT_S)
+            await fetch(decode.link)
+            await until(lambda: at_baseline(prefill, decode))
+
+    run(test())
