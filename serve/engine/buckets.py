@@ -7,7 +7,7 @@ makes results identical at any concurrency.
 
 from __future__ import annotations
 
-FIRST_BUCKET_PAGES = 4
+FIRST_BUCKET_PAGES = 8
 BUCKET_GROWTH = 4
 
 

@@ -11,7 +11,7 @@ PROMPTS = [tuple(7 * i % 384 for i in range(n)) for n in (5, 256, 700, 1100)]
 
 
 def test_different_pages_slabs_rings_and_limits_interoperate(fleet):
-    control = fleet.serve("local", "--pages", "40", "--max-requests", "8")
+    control = fleet.serve("local")
     expected = generate_all(control.address, PROMPTS, [greedy(12)] * 4, concurrency=1)
     prefill, decode = fleet.pair(
         ("--pages", "11", "--max-requests", "2", "--chunk-tokens", "256", "--slab-bytes", "200000",

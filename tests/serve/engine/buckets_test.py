@@ -4,10 +4,10 @@ from serve.engine.buckets import bucket_for, page_buckets
 
 
 def test_widths_cover_the_context_and_are_never_cut_to_it():
-    assert page_buckets(page_tokens=256, max_context=1) == (4,)
-    assert page_buckets(page_tokens=256, max_context=1024) == (4,)
-    assert page_buckets(page_tokens=256, max_context=1025) == (4, 16)
-    assert page_buckets(page_tokens=256, max_context=2**20)[-1] == 4096
+    assert page_buckets(page_tokens=256, max_context=1) == (8,)
+    assert page_buckets(page_tokens=256, max_context=2048) == (8,)
+    assert page_buckets(page_tokens=256, max_context=2049) == (8, 32)
+    assert page_buckets(page_tokens=256, max_context=2**20)[-1] >= 4096
 
 
 def test_bucket_of_a_position_does_not_depend_on_the_context_limit():
