@@ -225,7 +225,8 @@ class LandingHub:
         begin = lease.index * self._slab_bytes
         return self._payload[begin : begin + num_bytes]
 
-    def _fence_of(self, lease: Lease) -> np.ndarray:
+    def fence_of(self, lease: Lease) -> np.ndarray:
+        """The fence rows of a slot, uint8 [FENCE_BYTES], without a copy."""
         return self._fence[lease.index * FENCE_BYTES : (lease.index + 1) * FENCE_BYTES]
 
     async def _run[T](self, function: Callable[[], T]) -> T:
@@ -236,7 +237,7 @@ class LandingHub:
     async def prepare(self, lease: Lease, slab: Slab) -> Watch:
         """Readies a slot to be granted: forgets what an earlier lease left, watches its fence."""
         fill = 1 + lease.epoch % 255
-        self._fence_of(lease).fill(0)
+        self.fence_of(lease).fill(0)
         await self._run(lambda: self.memory(lease, slab.num_bytes).fill(fill))
         watch = Watch(lease)
         self._watches[lease.index] = watch
@@ -256,7 +257,7 @@ class LandingHub:
             hinted = bool(self.plane.hints())
             found = hinted
             for watch in self._watches.values():
-                now = self._fence_of(watch.lease).tobytes()
+                now = self.fence_of(watch.lease).tobytes()
                 if now != watch.seen:
                     watch.seen = now
                     found = True
@@ -295,7 +296,7 @@ class LandingHub:
         while True:
             watch.changed.clear()
             with self.trace("disagg.fence"):
-                check.observe(self._fence_of(lease).tobytes())
+                check.observe(self.fence_of(lease).tobytes())
             if check.rows():
                 self.ring.mark_written(lease)
                 watch.note_written()
@@ -369,7 +370,7 @@ class LandingHub:
         """
         if not self.proves_landing or len(posted_rows) != FENCE_BYTES:
             return False
-        if fence_posted and self._fence_of(lease).tobytes() != posted_rows:
+        if fence_posted and self.fence_of(lease).tobytes() != posted_rows:
             return False
         check = FenceCheck(self._expected(slab, identity, lease))
         check.observe(posted_rows)

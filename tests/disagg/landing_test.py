@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,13 +29,14 @@ SLABS = plan_slabs(small_table(), 100, 2)
 
 
 @contextlib.asynccontextmanager
-async def landing(num_slots=2, **options):
+async def landing(num_slots: int = 2, **options: Any):
     """A hub, and a function by which a peer writes a slab's payload or fence rows."""
     planes = InProcessHub()
     plane, peer = planes.plane("decode"), planes.plane("prefill")
     mode = options.pop("digest_mode", DigestMode.FULL)
     endpoint = Endpoint("decode", "m", 512, 100, small_table(), 6000, digest_mode=mode)
-    hub = LandingHub(endpoint, plane, num_slots=num_slots, **({"verify_timeout_s": 0.3} | options))
+    settings: dict[str, Any] = {"verify_timeout_s": 0.3} | options
+    hub = LandingHub(endpoint, plane, num_slots=num_slots, **settings)
     name = peer.add_peer(plane.metadata())
 
     def write(address, data: np.ndarray) -> None:
@@ -145,6 +147,7 @@ def test_a_granted_slot_holds_nothing_of_its_last_lease():
                 lease = await hub.acquire("t", PEER)
                 watch = await hub.prepare(lease, SLABS[0])
                 contents.append(hub.memory(lease, SLABS[0].num_bytes).tobytes())
+                assert not hub.fence_of(lease).any()
                 data, write_payload = payload(lease, SLABS[0])
                 write_payload()
                 fence(lease, SLABS[0], data)[1]()

@@ -148,7 +148,7 @@ class FaultyPlane:
         drop_hints: lose every hint.
         damage: called with (peer, parts) after a write has landed.
         hold: asked for each write; True says DONE now and writes only on `let_go`.
-        fail: asked for each write; True lets it fail without writing.
+        stall: asked for each write; True lets it hang without writing.
     """
 
     def __init__(self, inner: DataPlane) -> None:
@@ -158,6 +158,7 @@ class FaultyPlane:
         self.hold: Callable[[Sequence[WritePart]], bool] | None = None
         self.stall: Callable[[Sequence[WritePart]], bool] | None = None
         self.held: list[tuple[str, Sequence[WritePart], bytes]] = []
+        self.stalled: list[NeverDone] = []
         self.writes = 0
 
     @property
@@ -179,7 +180,8 @@ class FaultyPlane:
     def write(self, peer: str, parts: Sequence[WritePart], hint: bytes = b"") -> WriteHandle:
         self.writes += 1
         if self.stall is not None and self.stall(parts):
-            return NeverDone()
+            self.stalled.append(NeverDone())
+            return self.stalled[-1]
         if self.hold is not None and self.hold(parts):
             self.held.append((peer, self._snapshot(parts), hint))
             return DoneAtOnce()
@@ -226,12 +228,13 @@ class DoneAtOnce:
 
 
 class NeverDone:
-    """A write that hangs."""
+    """A write that hangs, unless a test says otherwise."""
 
     error: str | None = None
+    state = WriteState.PENDING
 
     def poll(self) -> WriteState:
-        return WriteState.PENDING
+        return self.state
 
     def release(self) -> None:
         pass

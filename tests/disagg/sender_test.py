@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from disagg import rpc
+from disagg.data_plane import WriteState
 from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
 from disagg.proto.dsv4.disagg.v1 import control_pb2_grpc as pb_grpc
 from disagg.sender import PrefillServicer, add_to_server
@@ -192,6 +193,28 @@ def test_abort_of_a_running_transfer_reports_what_was_posted_again_and_again():
             assert await stub.Abort(one) == aborted == await stub.Status(one)
             assert prefill.service.leases()["outbox_used"] == 0
             assert len(prefill.backend.aborted) == 1
+
+    run(test())
+
+
+def test_nothing_is_posted_after_abort_has_answered():
+    async def test():
+        async with raw() as (prefill, decode, stub):
+            prefill.plane.stall = pairs.is_payload
+            one = ref(prefill, decode)
+            call = stub.Transfer()
+            await call.write(start(one))
+            grant = pb.Grant(slab_index=0, landing_index=3, lease_epoch=9)
+            await call.write(pb.ToPrefill(grant=grant))
+            await until(lambda: prefill.plane.stalled)
+            report = await stub.Abort(one)
+            (posted,) = report.posted
+            assert report.state == pb.TRANSFER_STATE_DRAINING and not posted.fence_posted
+            assert prefill.service.leases()["outbox_used"] == 1
+            prefill.plane.stalled[0].state = WriteState.DONE
+            await until(lambda: prefill.service.leases()["outbox_used"] == 0)
+            assert prefill.plane.writes == 1
+            assert (await stub.Abort(one)).state == pb.TRANSFER_STATE_DRAINED
 
     run(test())
 
