@@ -86,7 +86,7 @@ class NixlPlane:
             raise InvalidField.of(
                 "address", seen, f"inside registered memory ({_text(error)})"
             ) from error
-        except self._nixl.nixlRemoteDisconnectError as error:
+        except self._errors as error:
             raise PeerLost(f"peer {peer!r}: {_text(error)}") from error
         handle = NixlWrite(self._agent, self._errors, raw, self._handles)
         self._handles.add(handle)
