@@ -140,11 +140,12 @@ def read_rows(weight: StoredWeight, scales: np.ndarray, begin: int, end: int) ->
     else:
         values = _unpack_fp4(raw)
     values = values.reshape(end - begin, columns)
-    if weight.scale is not None:
-        used = scales[np.arange(begin, end) // weight.block[0]]
-        values *= np.repeat(used, weight.block[1], axis=1)[:, :columns]
-    if weight.global_scale is not None:
-        values *= _positive(weight.global_scale).reshape(())
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
+        if weight.scale is not None:
+            used = scales[np.arange(begin, end) // weight.block[0]]
+            values *= np.repeat(used, weight.block[1], axis=1)[:, :columns]
+        if weight.global_scale is not None:
+            values *= _positive(weight.global_scale).reshape(())
     if not np.isfinite(values).all():
         row, column = np.argwhere(~np.isfinite(values))[0]
         index = [begin + int(row), int(column)][: len(weight.shape)]
@@ -168,8 +169,7 @@ def read_integers(tensor: StoredTensor, shape: tuple[int, ...], *, limit: int) -
 def _positive(scale: StoredTensor) -> np.ndarray:
     raw = scale.read()
     if scale.dtype in ("F8_E8M0", "U8"):
-        values = np.ldexp(np.float32(1), raw.astype(np.int32) - 127)
-        values = np.where(raw == 255, np.float32(np.nan), values)
+        values = raw.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
     elif scale.dtype == "F8_E4M3":
         values = raw.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     elif scale.dtype in _FLOATS:

@@ -72,7 +72,9 @@ def official_tensors(stored: Iterable[StoredTensor]) -> dict[str, StoredTensor]:
         for name, part in _unstacked(official_name(tensor.name), tensor):
             if name in found:
                 other = found[name]
-                raise part.error(f"is {name}, and so is {other.name} of {other.file.name}")
+                raise part.error(
+                    f"has the same meaning ({name}) as {other.name} of {other.file.name}"
+                )
             found[name] = part
     return found
 
