@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+from concurrent.futures import Executor
 
 import numpy as np
 
-from disagg.data_plane import DataPlane, allocate_registered, pieces
+from disagg.data_plane import DataPlane, Region, allocate_registered, pieces
+from disagg.digest import DigestMode
 from disagg.fence import FENCE_BYTES
+from disagg.tasks import Trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,3 +104,25 @@ class Outbox:
                 index = self._free.popleft()
                 self._used.add(index)
                 waiter.set_result(self._pieces[index])
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """The decode that a slab goes to."""
+
+    epoch: bytes
+    agent: str
+    landing: Region
+    fence: Region
+
+
+@dataclasses.dataclass(frozen=True)
+class Outlet:
+    """What all transfers of a prefill share."""
+
+    plane: DataPlane
+    outbox: Outbox
+    executor: Executor
+    epoch: bytes
+    digest_mode: DigestMode
+    trace: Trace

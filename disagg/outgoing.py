@@ -12,22 +12,20 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
 
 from disagg import digest
-from disagg.data_plane import DataPlane, Region, WriteState
-from disagg.digest import DigestMode
+from disagg.data_plane import WriteState
 from disagg.errors import DisaggError, InvalidField, PeerLost
 from disagg.fence import FENCE_BYTES, FenceRow, expected_rows, pack_fence
-from disagg.outbox import Outbox, OutboxPiece
+from disagg.outbox import OutboxPiece, Outlet, Peer
 from disagg.postings import Postings, SentSlab, TransferKey
 from disagg.prompt import Sampling
 from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
 from disagg.slab import Slab, segment_view
-from disagg.tasks import Pacer, Trace, run_to_end
+from disagg.tasks import Pacer, run_to_end
 
 POLL_S = (0.0002, 0.005)
 LOOKAHEAD = 2
@@ -35,28 +33,6 @@ LOOKAHEAD = 2
 
 ComponentBytes = Mapping[str, np.ndarray]
 """component -> uint8 [num_layers, num_units, unit_bytes]."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Peer:
-    """The decode that a slab goes to."""
-
-    epoch: bytes
-    agent: str
-    landing: Region
-    fence: Region
-
-
-@dataclasses.dataclass(frozen=True)
-class Outlet:
-    """What all transfers of a prefill share."""
-
-    plane: DataPlane
-    outbox: Outbox
-    executor: Executor
-    epoch: bytes
-    digest_mode: DigestMode
-    trace: Trace
 
 
 class PrefillJob:

@@ -27,8 +27,8 @@ from disagg.errors import (
     StaleEpoch,
 )
 from disagg.handshake import Endpoint, check_pair, endpoint_from_proto, endpoint_to_proto
-from disagg.outbox import Outbox
-from disagg.outgoing import Outlet, Peer, PrefillJob
+from disagg.outbox import Outbox, Outlet, Peer
+from disagg.outgoing import PrefillJob
 from disagg.postings import Memory, TransferKey
 from disagg.prompt import Sampling, check_id, check_token_ids
 from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
