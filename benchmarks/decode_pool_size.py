@@ -2,8 +2,9 @@
 
     python -m benchmarks.decode_pool_size [--pages 256] [--factor 16] [--steps 200]
 
-Runs full decode steps of the tiny model over a small pool and one `factor` times larger, interleaved
-step by step so that both see the same machine, and prints the median of each and their ratio.
+Runs full decode steps of the tiny model over a small pool and one `factor` times larger,
+interleaved step by step so that both see the same machine, and prints the median of each and their
+ratio.
 """
 
 from __future__ import annotations

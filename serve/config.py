@@ -122,14 +122,15 @@ class EngineSettings:
     max_context: int = setting(
         0, "prompt + generated tokens; 0 = the smaller of the model's limit and 8192", minimum=0
     )
-    pages: int = setting(0, "cache pages; 0 = enough for decode_rows requests", minimum=0)
+    pages: int = setting(
+        0, "cache pages; 0 = max_requests of max_context each, within 1 GiB", minimum=0
+    )
     max_requests: int = setting(64, "requests that hold cache at the same time", minimum=1)
     decode_rows: int = setting(16, "rows of the one compiled decode step", minimum=1)
     max_queue: int = setting(1024, "waiting requests before RESOURCE_EXHAUSTED", minimum=1)
     compile_cache: Path = setting(
         lambda: user_cache_dir() / "compile", "folder that keeps compiled programs", metavar="DIR"
     )
-    kernels: str = setting("auto", "kernel implementation", choices=("auto", "reference", "pallas"))
 
     def __post_init__(self) -> None:
         _check(self)
