@@ -10,7 +10,7 @@ from dsv4.checkpoint import load
 from tests.dsv4 import golden
 from tests.dsv4.checkpoint import draft
 
-TOLERANCE = 1e-3
+TOLERANCE = 1e-4  # measured 1.4e-5
 PROMPTS = (3, 140)
 
 
