@@ -82,14 +82,16 @@ def sinkhorn(logits: jax.Array, iterations: int, eps: float) -> jax.Array:
     Softmax over the last axis plus eps, columns normalised, then `iterations` - 1 rounds of rows and
     columns, every division with eps in the denominator.
     """
-    comb = jax.nn.softmax(logits, axis=-1) + eps
-    comb = comb / (jnp.sum(comb, axis=-2, keepdims=True) + eps)
+    # Tokens last: the tiny matrices' sums become vector additions over tokens.
+    comb = jax.nn.softmax(logits.transpose(1, 2, 0), axis=1) + eps
 
-    def normalize(_: int, comb: jax.Array) -> jax.Array:
-        comb = comb / (jnp.sum(comb, axis=-1, keepdims=True) + eps)
-        return comb / (jnp.sum(comb, axis=-2, keepdims=True) + eps)
+    def divide(comb: jax.Array, axis: int) -> jax.Array:
+        return comb / (jnp.sum(comb, axis=axis, keepdims=True) + eps)
 
-    return jax.lax.fori_loop(0, iterations - 1, normalize, comb)
+    comb = jax.lax.fori_loop(
+        0, iterations - 1, lambda _, comb: divide(divide(comb, 1), 0), divide(comb, 0)
+    )
+    return comb.transpose(2, 0, 1)
 
 
 def _project(x: jax.Array, fn: jax.Array, norm_eps: float) -> jax.Array:

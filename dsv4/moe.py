@@ -13,6 +13,9 @@ from flax import nnx
 from dsv4.config import ModelConfig
 from dsv4.layers import Linear, einsum, linear, parameter
 
+DENSE_RATIO = 8
+GATHER_PAIRS = 64
+
 
 class Gate(nnx.Module):
     """Router: `weight` [E, D]; `bias` [E] float32, or `tid2eid` [vocab, k] int32 in hash layers."""
@@ -56,23 +59,36 @@ class Experts(nnx.Module):
     def __call__(self, x: jax.Array, experts: jax.Array, weights: jax.Array) -> jax.Array:
         """x [N, D], experts and weights [N, k] -> weighted sum [N, D] float32.
 
-        Few tokens gather their experts' weights: each row is its own product. From as many
-        (token, expert) pairs as `GATHER_PAIRS` on, pairs are sorted by expert instead, and every
-        expert's weights are read once.
+        One of three forms, chosen by static sizes. With few experts per chosen one (at most
+        `DENSE_RATIO`) every token passes all experts: plain products cost less than moving rows or
+        weights. Else few (token, expert) pairs (at most `GATHER_PAIRS`) gather their experts'
+        weights; more pairs are sorted by expert, and every expert's weights are read once.
         """
+        count, per_token = self.w1[...].shape[0], experts.shape[1]
+        if count <= DENSE_RATIO * per_token:
+            return self._dense(x, experts, weights)
         if experts.size <= GATHER_PAIRS:
-            outputs = self._gathered(x, experts)
-        else:
-            outputs = self._sorted(x, experts)
-        return jnp.sum(outputs * weights[..., None], axis=1)
+            return self._gathered(x, experts, weights)
+        return self._sorted(x, experts, weights)
 
-    def _gathered(self, x: jax.Array, experts: jax.Array) -> jax.Array:
+    def _dense(self, x: jax.Array, experts: jax.Array, weights: jax.Array) -> jax.Array:
+        gate = einsum("nd,efd->enf", x, self.w1[...])
+        up = einsum("nd,efd->enf", x, self.w3[...])
+        inner = clamped_swiglu(gate, up, self.limit).astype(x.dtype)
+        outputs = einsum("enf,edf->end", inner, self.w2[...])
+        # Weight of each expert for each token; experts not chosen add exact zeros.
+        is_chosen = experts[..., None] == jnp.arange(outputs.shape[0])
+        of_expert = jnp.sum(jnp.where(is_chosen, weights[..., None], 0.0), axis=1)
+        return jnp.sum(outputs * of_expert.T[..., None], axis=0)
+
+    def _gathered(self, x: jax.Array, experts: jax.Array, weights: jax.Array) -> jax.Array:
         gate = einsum("nd,nkfd->nkf", x, self.w1[...][experts])
         up = einsum("nd,nkfd->nkf", x, self.w3[...][experts])
         inner = clamped_swiglu(gate, up, self.limit).astype(x.dtype)
-        return einsum("nkf,nkdf->nkd", inner, self.w2[...][experts])
+        outputs = einsum("nkf,nkdf->nkd", inner, self.w2[...][experts])
+        return jnp.sum(outputs * weights[..., None], axis=1)
 
-    def _sorted(self, x: jax.Array, experts: jax.Array) -> jax.Array:
+    def _sorted(self, x: jax.Array, experts: jax.Array, weights: jax.Array) -> jax.Array:
         per_token = experts.shape[1]
         flat = experts.reshape(-1)
         order = jnp.argsort(flat, stable=True)
@@ -82,10 +98,10 @@ class Experts(nnx.Module):
         up = _ragged_linear(rows, self.w3[...], sizes)
         inner = clamped_swiglu(gate, up, self.limit).astype(x.dtype)
         outputs = _ragged_linear(inner, self.w2[...], sizes)
-        return outputs[jnp.argsort(order)].reshape(*experts.shape, -1)
+        outputs = outputs[jnp.argsort(order)].reshape(*experts.shape, -1)
+        return jnp.sum(outputs * weights[..., None], axis=1)
 
 
-GATHER_PAIRS = 64
 _RAGGED = jax.lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((1,), (2,)), ((), ())),
     lhs_ragged_dimensions=[0],
