@@ -173,6 +173,7 @@ class GenerateEngine:
             arrived=asyncio.get_running_loop().time(),
         )
         self._in_flight[request.request_id] = sequence
+        self._admit_waiting()
         return sequence
 
     async def _serve(self, sequence: _Sequence) -> None:
@@ -206,7 +207,6 @@ class GenerateEngine:
 
     async def _answer(self, sequence: _Sequence) -> Completion:
         loop = asyncio.get_running_loop()
-        self._admit_waiting()
         sequence.grant = await sequence.admitted
         granted_at = loop.time()
         prefilled = await self._prefiller.prefill(

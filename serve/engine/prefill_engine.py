@@ -115,6 +115,7 @@ class PrefillEngine:
             raise DisaggError(f"prefill: stopped after a device error: {self._failure}")
         self._queue.join(job.key, -(-len(job.token_ids) // self._loaded.runner.spec.page_tokens))
         self._admitted[job.key] = asyncio.get_running_loop().create_future()
+        self._admit_waiting()
         task = asyncio.create_task(self._run(job), name=f"prefill-{job.key}")
         self._tasks[job] = task
         task.add_done_callback(lambda _: self._tasks.pop(job, None))
@@ -129,7 +130,6 @@ class PrefillEngine:
 
     async def _run(self, job: PrefillJob) -> None:
         try:
-            self._admit_waiting()
             grant = await self._admitted[job.key]
             job.begin()
             self._computing += 1

@@ -1,0 +1,70 @@
+"""A runner without a device: deterministic tokens, switchable failures, a record of what ran."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+from disagg.layout import BufferLayout, LayoutTable
+from serve.engine.loaded import LoadedModel
+from serve.engine.runner import DecodeRow, NonFiniteLogits, PrefillChunk, Runner
+
+VOCAB, PAGE_TOKENS, MAX_CONTEXT = 100, 256, 2048
+
+
+def next_token(token: int, position: int) -> int:
+    """What the fake model says after `token` at `position`; never the end-of-sequence token 1."""
+    return 2 + (token * 7 + position) % (VOCAB - 2)
+
+
+class FakeRunner:
+    """Implements what the engines use of Runner."""
+
+    def __init__(self, *, num_pages: int = 33, num_slots: int = 5, decode_rows: int = 4) -> None:
+        self.config = SimpleNamespace(vocab_size=VOCAB, eos_token_id=1)
+        self.spec = SimpleNamespace(page_tokens=PAGE_TOKENS)
+        self.num_pages, self.num_slots, self.decode_rows = num_pages, num_slots, decode_rows
+        self.chunk_tokens = PAGE_TOKENS
+        self.buckets = (8,)
+        self.steps: list[list[tuple[int, int]]] = []  # (slot, position) per decode step
+        self.fail: Exception | None = None
+        self.non_finite_slot: int | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def prefill(self, chunk: PrefillChunk, width: int) -> int:
+        del width
+        self.gate.wait(10)
+        if self.fail:
+            raise self.fail
+        return next_token(int(chunk.tokens[-1]), chunk.start + len(chunk.tokens) - 1)
+
+    def decode(self, rows: list[DecodeRow], width: int) -> list[int | NonFiniteLogits]:
+        del width
+        self.gate.wait(10)
+        if self.fail:
+            raise self.fail
+        self.steps.append([(row.slot, row.position) for row in rows])
+        return [
+            NonFiniteLogits(f"decode of position {row.position}")
+            if row.slot == self.non_finite_slot
+            else next_token(row.token, row.position)
+            for row in rows
+        ]
+
+
+def loader(runner: FakeRunner) -> LoadedModel:
+    buffer = BufferLayout(
+        name="layers.0.c4_kv", component="c4_kv", layer=0, placement="page", storage_format="f32",
+        word_dtype="float32", entry_bytes=4, entries_per_unit=64, unit_bytes=256,
+        tokens_per_unit=PAGE_TOKENS, num_units=4, memory_kind="DRAM", shard="0/1",
+    )  # fmt: skip
+    return LoadedModel(
+        runner=cast(Runner, cast(Any, runner)),
+        tokenizer=None,
+        fingerprint="fake",
+        layout=LayoutTable((buffer,), PAGE_TOKENS),
+        max_context=MAX_CONTEXT,
+        warm_up=lambda: None,
+    )
