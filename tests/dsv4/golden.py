@@ -24,6 +24,12 @@ from dsv4.model import Model, decode, merge_model, prefill, split_model
 
 FOLDER = pathlib.Path(__file__).parent.parent / "goldens" / "flash-tiny-bf16"
 PROMPTS = (1, 5, 131, 300)
+SMALL = dataclasses.replace(
+    ModelConfig.tiny(),
+    num_hidden_layers=3,
+    compress_ratios=(0, 4, 128),
+    num_nextn_predict_layers=0,
+)
 
 
 @dataclasses.dataclass
@@ -108,6 +114,24 @@ def load(dtype=jnp.float32) -> GoldenModel:
         variable.set_value(jnp.asarray(value).astype(shape.dtype))
     nnx.update(model, state)
     return GoldenModel(config, model, dict(np.load(FOLDER / "golden.npz")))
+
+
+def random_model(config, dtype=jnp.float32, seed=0) -> GoldenModel:
+    """A model of random parameters of sizes that keep activations near 1."""
+    rng = np.random.default_rng(seed)
+    model = nnx.eval_shape(lambda: Model(config, dtype))
+    state = nnx.state(model)
+    for path, variable in nnx.to_flat_state(state):
+        shape = variable.get_value()
+        if shape.dtype == jnp.int32:
+            value = rng.integers(0, config.n_routed_experts, shape.shape)
+        elif len(shape.shape) == 1:
+            value = 1 + 0.1 * rng.normal(size=shape.shape)
+        else:
+            value = 1.5 * rng.normal(size=shape.shape) / np.sqrt(shape.shape[-1])
+        variable.set_value(jnp.asarray(value, shape.dtype))
+    nnx.update(model, state)
+    return GoldenModel(config, model, {})
 
 
 def create(config, *, num_pages=8, num_slots=4, **formats):
