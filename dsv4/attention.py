@@ -2,8 +2,10 @@
 
 Keys are values. Every buffer is written before it is read, so entries closed in a step are visible
 in it. Entries that are not visible are replaced by zeros before they meet any arithmetic: stale or
-foreign contents of pages and slots, NaN included, cannot reach a result. Equations: reference notes,
-sections 2.3, 2.6 and 2.7.
+foreign contents of pages and slots, NaN included, cannot reach a result.
+
+l_j = q . k_j / sqrt(d); out = sum_j exp(l_j) k_j / (sum_j exp(l_j) + exp(sink)), rotated back at
+the query's position, because keys, and so values, carry their own rotation.
 """
 
 from __future__ import annotations
@@ -139,9 +141,7 @@ def joint_attention(
         product = einsum("nhd,kd->nhk" if is_shared else "nhd,nkd->nhk", q, keys)
         logits.append(jnp.where(visible[:, None], product * scale, -jnp.inf))
         values.append(keys)
-    largest = jnp.maximum(
-        sink, jnp.stack([jnp.max(part, axis=-1) for part in logits]).max(axis=0)
-    )
+    largest = jnp.maximum(sink, jnp.stack([jnp.max(part, axis=-1) for part in logits]).max(axis=0))
     weights = [jnp.exp(part - largest[..., None]) for part in logits]
     total = jnp.exp(sink - largest) + sum(jnp.sum(part, axis=-1) for part in weights)
     out = jnp.zeros(q.shape, jnp.float32)

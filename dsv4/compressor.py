@@ -1,9 +1,9 @@
-"""Token compression of c4 and c128 layers, in float32: the entries a step closes, and the open state.
+"""Token compression of c4 and c128 layers, in float32: entries a step closes, and the open state.
 
-An entry is a softmax, channel by channel, over the tokens of its window (reference notes, section
-2.4). c4 windows overlap: the first half of the channels of the previous 4 tokens joins the second
-half of the current 4, so the state is a ring of 8 tokens. c128 keeps the open window in online form
-(running max, sum and weighted sum). Which state counts follows from positions alone.
+An entry is sum_t softmax_t(Z_t) K_t over the tokens of its window, channel by channel, then RMS
+norm and rotation at the window's first position. c4 windows overlap: the first half of the channels
+of the previous 4 tokens joins the second half of the current 4, so the state is a ring of 8 tokens.
+c128 keeps the open window in online form (running max, sum and weighted sum). Which state counts follows from positions alone.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class Entries:
 
 
 class Compressor(nnx.Module):
-    """Pools every `ratio` tokens into one entry: `wkv`, `wgate` [c d, D], `ape` [ratio, c d], `norm` [d].
+    """Pools every `ratio` tokens into one entry.
 
-    c is 2 (two halves) for ratio 4, 1 for ratio 128.
+    `wkv`, `wgate` [c d, D], `ape` [ratio, c d] float32, `norm` [d]; c is 2 (two halves) for ratio
+    4, 1 for ratio 128.
     """
 
     def __init__(self, config: ModelConfig, ratio: int, dim: int, dtype: jax.typing.DTypeLike):

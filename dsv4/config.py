@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import numbers
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -220,7 +219,7 @@ def _check_positive(config: ModelConfig) -> None:
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{field.name}: got {value!r}, expected an integer >= {least}")
         elif field.type == "float":
-            if not isinstance(value, numbers.Real) or isinstance(value, bool) or not value > 0:
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
                 raise ValueError(f"{field.name}: got {value!r}, expected a number > 0")
             object.__setattr__(config, field.name, float(value))
 
@@ -304,7 +303,9 @@ def _read_rope_scaling(raw: Any) -> RopeScaling | None:
             beta_slow=float(raw.get("beta_slow", 1)),
         )
     except KeyError as error:
-        raise ValueError(f"rope_scaling lacks {error.args[0]!r}: expected with type yarn") from error
+        raise ValueError(
+            f"rope_scaling lacks {error.args[0]!r}: expected with type yarn"
+        ) from error
 
 
 def _read_compress_ratios(values: Mapping[str, Any]) -> tuple[int, ...]:

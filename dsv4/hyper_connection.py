@@ -1,10 +1,13 @@
 """Manifold-constrained hyper-connections (mHC): how the residual streams enter and leave a layer.
 
 All mixing weights come from the token itself, so there is no state. Computed in float32; only the
-streams are in the model's dtype. Equations: reference notes, section 2.2.
+streams are in the model's dtype. For a sub-layer f: X'_k = post_k f(sum_i pre_i X_i) + sum_j
+comb[j, k] X_j, as in DeepSeek-V4's published inference code.
 """
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +18,7 @@ from dsv4.layers import linear, parameter
 
 
 class HyperConnection(nnx.Module):
-    """Mixing around one sub-layer: `fn` [(2 + S) S, S D], `base` [(2 + S) S], `scale` [3], float32."""
+    """Mixing at a sub-layer: `fn` [(2 + S) S, S D], `base` [(2 + S) S], `scale` [3], float32."""
 
     def __init__(self, config: ModelConfig):
         streams = config.hc_mult
@@ -79,8 +82,8 @@ class HyperConnectionHead(nnx.Module):
 def sinkhorn(logits: jax.Array, iterations: int, eps: float) -> jax.Array:
     """Nearly doubly stochastic matrices from logits [N, S, S], float32.
 
-    Softmax over the last axis plus eps, columns normalised, then `iterations` - 1 rounds of rows and
-    columns, every division with eps in the denominator.
+    Softmax over the last axis plus eps, columns normalised, then `iterations` - 1 rounds of rows
+    and columns, every division with eps in the denominator.
     """
     # Tokens last: the tiny matrices' sums become vector additions over tokens.
     comb = jax.nn.softmax(logits.transpose(1, 2, 0), axis=1) + eps
@@ -102,4 +105,5 @@ def _project(x: jax.Array, fn: jax.Array, norm_eps: float) -> jax.Array:
 
 def _weighted_sum(weights: jax.Array, x: jax.Array) -> jax.Array:
     wide = x.astype(jnp.float32)
-    return sum(weights[:, i, None] * wide[:, i] for i in range(x.shape[1])).astype(x.dtype)
+    weighted = [weights[:, i, None] * wide[:, i] for i in range(x.shape[1])]
+    return functools.reduce(jnp.add, weighted).astype(x.dtype)

@@ -1,7 +1,8 @@
 """Sparse (lightning) indexer of c4 layers: which compressed entries each token attends to.
 
-Its own small compressor makes the index keys. Scores: reference notes, section 2.5. Queries and keys
-pass an orthonormal Hadamard transform only when keys are stored in fp8; otherwise it cancels.
+Its own small compressor makes the index keys. score[t, s] = sum_h w[t, h] relu(q[t, h] . k[s]),
+with w scaled by (dim heads)^-1/2. Queries and keys pass an orthonormal Hadamard transform only when
+keys are stored in fp8; otherwise it cancels.
 """
 
 from __future__ import annotations

@@ -75,9 +75,9 @@ class RmsNorm(nnx.Module):
 def rope_frequencies(config: ModelConfig, *, compressed: bool) -> np.ndarray:
     """Angles per position of the rotary pairs, float32 [qk_rope_head_dim / 2].
 
-    Window-only layers use `rope_theta`; c4 and c128 layers use `compress_rope_theta` with YaRN: pairs
-    that turn often keep their frequency, slow ones are divided by the factor, with a linear ramp
-    between the two correction dimensions (reference notes, section 2.3 and appendix A).
+    Window-only layers use `rope_theta`; c4 and c128 layers use `compress_rope_theta` with YaRN:
+    pairs that turn often keep their frequency, slow ones are divided by the factor, with a linear
+    ramp between the two correction dimensions. There is no mscale.
     """
     dim = config.qk_rope_head_dim
     theta = config.compress_rope_theta if compressed else config.rope_theta

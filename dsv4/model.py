@@ -80,7 +80,7 @@ class ModelDefinition:
     """Structure of a split model, without arrays; hashable and cheap to close over."""
 
     graph: nnx.GraphDef
-    tree: jax.tree_util.PyTreeDef
+    tree: jax.tree_util.PyTreeDef  # pyright: ignore[reportInvalidTypeForm]
 
 
 def split_model(model: Model) -> tuple[ModelDefinition, list[jax.Array]]:
@@ -146,8 +146,8 @@ def decode(
 ) -> tuple[Cache, jax.Array]:
     """Runs one token of each of R requests.
 
-    For given R and N, the result of a row is a function of that row's request alone: bit for bit the
-    same whatever other rows hold and whichever row it is.
+    For given R and N, the result of a row is a function of that row's request alone: bit for bit
+    the same whatever other rows hold and whichever row it is.
 
     Args:
         model: the model.
@@ -162,6 +162,8 @@ def decode(
     Returns:
         The cache; float32 logits [R, vocab].
     """
-    step = DecodeStep(spec, tokens, positions, page_table, slots, step_ropes(model.config, positions))
+    step = DecodeStep(
+        spec, tokens, positions, page_table, slots, step_ropes(model.config, positions)
+    )
     cache, streams = model(cache, step)
     return cache, model.logits(streams)

@@ -1,7 +1,7 @@
 """Mixture of experts: routing by score or by token id, stacked routed experts, shared expert.
 
 Capacity-free: every token reaches all of its experts, whatever other tokens chose, and the weighted
-sum of a token runs over its own experts in a fixed order. Equations: reference notes, section 2.8.
+sum of a token runs over its own experts in a fixed order.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class PrefillStep:
         return self.start + self.num_valid
 
     def visible_entries(self, ratio: int) -> jax.Array:
-        """Entries of `ratio` tokens each token sees, [T]; padding sees no more than the last token."""
+        """Entries of `ratio` tokens each token sees, [T]; padding sees what the last token sees."""
         return jnp.minimum(self.positions + 1, self.end) // ratio
 
     def pages_of(self, ordinals: jax.Array, entries_per_page: int) -> jax.Array:
@@ -123,7 +123,9 @@ def store_address(
     return page, jnp.where(closed, ordinals % entries_per_page, 0)
 
 
-def store_entries(pool: jax.Array, entries: jax.Array, page: jax.Array, offset: jax.Array):
+def store_entries(
+    pool: jax.Array, entries: jax.Array, page: jax.Array, offset: jax.Array
+) -> jax.Array:
     """Writes entries [M, d] into pool [P, E, d] in place."""
     return pool.at[page, offset].set(entries.astype(pool.dtype), mode="drop")
 

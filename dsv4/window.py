@@ -23,7 +23,7 @@ def update_window(
         step: the step.
 
     Returns:
-        The pool; keys [W + T, d] in prefill, [R, W, d] in decode; visible, bool [M, keys of a token].
+        The pool; keys [W + T, d] in prefill, [R, W, d] in decode; visible, bool [M, keys].
     """
     kv = kv.astype(pool.dtype)
     if isinstance(step, PrefillStep):

@@ -1,8 +1,8 @@
 """Byte layout of an index-K page, in plain Python.
 
-"f32" and "bf16": a page is an array [entries, dim] of that type. "fp8_e4m3+f32_scale": a page is one
-row of bytes, first the e4m3 values of all entries ([entries, dim]), then one little-endian float32
-scale for each entry ([entries, 4 bytes]), without padding; key = value * scale.
+"f32" and "bf16": a page is an array [entries, dim] of that type. "fp8_e4m3+f32_scale": a page is
+one row of bytes, first the e4m3 values of all entries ([entries, dim]), then one little-endian
+float32 scale for each entry ([entries, 4 bytes]), without padding; key = value * scale.
 """
 
 from __future__ import annotations

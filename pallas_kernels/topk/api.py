@@ -19,8 +19,9 @@ def masked_topk(
         implementation: see `dispatch`.
 
     Returns:
-        indices int32 [..., min(k, S)], largest score first, equal scores (0 and -0 are equal) by lower
-        index first; valid bool of the same shape, False where fewer than k scores are not masked.
+        indices int32 [..., min(k, S)], largest score first, equal scores (0 and -0 are equal) by
+        lower index first; valid bool of the same shape, False where fewer than k scores are not
+        masked.
 
     Raises:
         ValueError: k is not positive.

@@ -1,7 +1,7 @@
 """The golden tiny model: parameters, prompts, logits, and drivers that run it in every way.
 
-Parameters are read straight from the safetensors file here, so that tests of the maths do not depend
-on the checkpoint reader.
+Parameters are read straight from the safetensors file here, so that tests of the maths do not
+depend on the checkpoint reader.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def random_model(config, dtype=jnp.float32, seed=0) -> GoldenModel:
     rng = np.random.default_rng(seed)
     model = nnx.eval_shape(lambda: Model(config, dtype))
     state = nnx.state(model)
-    for path, variable in nnx.to_flat_state(state):
+    for _, variable in nnx.to_flat_state(state):
         shape = variable.get_value()
         if shape.dtype == jnp.int32:
             value = rng.integers(0, config.n_routed_experts, shape.shape)
@@ -154,5 +154,7 @@ def _read(tensors, path):
     if stacked is None:
         return tensors[name]
     prefix, part = stacked.groups()
-    count = sum(bool(re.fullmatch(rf"{re.escape(prefix)}\.\d+\.{part}\.weight", n)) for n in tensors)
+    count = sum(
+        bool(re.fullmatch(rf"{re.escape(prefix)}\.\d+\.{part}\.weight", n)) for n in tensors
+    )
     return np.stack([tensors[f"{prefix}.{expert}.{part}.weight"] for expert in range(count)])

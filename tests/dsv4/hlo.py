@@ -1,7 +1,7 @@
 """Checks compiled steps: every pool is updated in place, nothing else makes an array of its size.
 
-Give pools unit counts that no other array of the program has (a prime of a few thousand), so that any
-array with such a leading dimension is a pool or a copy of one.
+Give pools unit counts that no other array of the program has (a prime of a few thousand), so that
+any array with such a leading dimension is a pool or a copy of one.
 """
 
 from __future__ import annotations

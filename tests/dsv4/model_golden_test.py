@@ -99,9 +99,7 @@ def test_narrow_index_keys_keep_most_logits_close(tiny, index_k_format):
     # A rounded score may swap entries at the edge of the top-k, so logits are compared in bulk.
     spec, cache = golden.create(tiny.config, index_k_format=index_k_format)
     tokens = tiny.arrays["prompt_300"]
-    _, logits = tiny.run_prefill(
-        spec, golden.poisoned(cache), tokens, [2, 5], 1, chunk=100
-    )
+    _, logits = tiny.run_prefill(spec, golden.poisoned(cache), tokens, [2, 5], 1, chunk=100)
     gap = np.abs(logits - tiny.arrays["logits_300"]).max(axis=-1)
     assert np.isfinite(gap).all()
     assert gap[:32].max() < 1e-4  # at most 8 entries: no choice to make
