@@ -17,7 +17,7 @@ LONG = tuple(5 * i % 384 for i in range(1500))
 
 @pytest.fixture(scope="module")
 def pair(module_fleet):
-    return module_fleet.pair((), ("--max-requests", "4"))
+    return module_fleet.pair()
 
 
 def ask(address, prompt, sampling=None, **call):
@@ -96,9 +96,9 @@ def test_a_cancelled_stream_frees_everything_wherever_it_is(pair, after_s):
 
 def test_more_requests_than_slots_wait_and_are_all_answered(pair):
     prefill, decode = pair
-    prompts = [LONG[i : i + 50] for i in range(20)]
-    results = generate_all(decode.address, prompts, [greedy(5)] * 20, concurrency=20)
-    assert [r.error for r in results] == [None] * 20
+    prompts = [LONG[i : i + 50] for i in range(100)]
+    results = generate_all(decode.address, prompts, [greedy(3)] * 100, concurrency=100)
+    assert [r.error for r in results] == [None] * 100
     assert_at_baseline(prefill.address, decode.address)
 
 

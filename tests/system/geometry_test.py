@@ -24,6 +24,7 @@ def test_different_pages_slabs_rings_and_limits_interoperate(fleet):
     assert_at_baseline(prefill.address, decode.address)
 
 
+@pytest.mark.soak
 def test_a_chunk_of_many_pages_streams_through_several_small_slabs(fleet):
     flags = ("--chunk-tokens", "1024")
     control = fleet.serve("local", *flags)
@@ -34,19 +35,26 @@ def test_a_chunk_of_many_pages_streams_through_several_small_slabs(fleet):
     assert [r.complete.transfer.slabs for r in got if r.complete] == [2, 2, 3, 4]
 
 
+def test_a_peer_with_another_index_k_format_is_refused_by_buffer_and_field(fleet):
+    prefill = fleet.start("prefill")
+    decode = fleet.start(
+        "decode", "--prefill", prefill.wait_listening(), "--index-k-format", "bf16"
+    )
+    prefill.wait_serving()
+    decode.wait_serving()
+    refused(decode, ["layers.1.index_k: storage_format", "'f32'", "'bf16'"])
+    assert_at_baseline(prefill.address, decode.address)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "prefill_flags, decode_flags, named",
     [
-        (
-            ("--index-k-format", "bf16"),
-            ("--index-k-format", "fp8"),
-            ["layers.1.index_k: storage_format", "'bf16'", "'fp8_e4m3+f32_scale'"],
-        ),
         (("--page-tokens", "256"), ("--page-tokens", "128"), ["page_tokens", "256", "128"]),
         (("--max-context", "1024"), ("--max-context", "1000"), ["max_context", "1024", "1000"]),
         (("--digest", "full"), ("--digest", "sampled"), ["digest_mode"]),
     ],
-    ids=["index-k-format", "page-size", "context-limit", "digest-mode"],
+    ids=["page-size", "context-limit", "digest-mode"],
 )
 def test_a_peer_that_means_something_else_is_refused_by_name(
     fleet, prefill_flags, decode_flags, named

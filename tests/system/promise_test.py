@@ -32,7 +32,7 @@ def tokens(results: Sequence[Result]) -> list[tuple[int, ...]]:
 
 
 def compare(fleet: Fleet, flags: tuple[str, ...], rounds: int) -> None:
-    prefill, decode = fleet.pair(flags, (*flags, "--max-requests", "80"))
+    prefill, decode = fleet.pair(flags, flags)
     control = fleet.serve("local", *flags)
     for seed in range(rounds):
         prompts, sampling = workload(seed)
@@ -96,7 +96,7 @@ def test_golden_greedy_tokens_come_out_of_the_disaggregated_server(
     golden = read_golden(GOLDEN)
     fleet = Fleet(
         tmp_path, "--model", str(GOLDEN), "--compile-cache", str(compile_cache),
-        "--max-context", "1024",
+        "--max-context", "2048",
     )  # fmt: skip
     try:
         _, decode = fleet.pair()
