@@ -3,7 +3,8 @@
 An entry is sum_t softmax_t(Z_t) K_t over the tokens of its window, channel by channel, then RMS
 norm and rotation at the window's first position. c4 windows overlap: the first half of the channels
 of the previous 4 tokens joins the second half of the current 4, so the state is a ring of 8 tokens.
-c128 keeps the open window in online form (running max, sum and weighted sum). Which state counts follows from positions alone.
+c128 keeps the open window in online form (running max, sum and weighted sum). Which state counts
+follows from positions alone.
 """
 
 from __future__ import annotations
