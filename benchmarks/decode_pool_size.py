@@ -58,7 +58,7 @@ def decode_rows(runner: Runner) -> list[DecodeRow]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="decode step time against pool size")
     parser.add_argument("--pages", type=int, default=256)
     parser.add_argument("--factor", type=int, default=16)
     parser.add_argument("--steps", type=int, default=200)

@@ -1,1 +1,1 @@
-"""Serving: the engine, its gRPC front end and the command line. The only package with flags and sockets of its own."""
+"""Serving: engine, gRPC front end, command line. Only this package has flags and sockets."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 
 from disagg.errors import Cancelled, DeadlineExceeded, DisaggError, PeerLost
@@ -128,7 +128,7 @@ class GenerateEngine:
 
     # --- one request ---------------------------------------------------------------------------
 
-    async def generate(self, request: Request) -> AsyncIterator[Delta | Completion]:
+    async def generate(self, request: Request) -> AsyncGenerator[Delta | Completion]:
         sequence = self._accept(request)
         task = asyncio.create_task(self._serve(sequence), name=f"request-{request.request_id}")
         self._tasks.add(task)

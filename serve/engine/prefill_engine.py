@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 import grpc
 
@@ -99,7 +99,7 @@ class PrefillEngine:
             await self._service.stop()
         self._device.close()
 
-    async def generate(self, request: Request) -> AsyncIterator[Delta | Completion]:
+    async def generate(self, request: Request) -> AsyncGenerator[Delta | Completion]:
         raise WrongRole(
             "role: this is a prefill process, Generate is served by roles decode and local"
         )

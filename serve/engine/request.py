@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -233,7 +233,7 @@ class Engine(Protocol):
         """Aborts what is left and releases everything."""
         ...
 
-    def generate(self, request: Request) -> AsyncIterator[Delta | Completion]:
+    def generate(self, request: Request) -> AsyncGenerator[Delta | Completion]:
         """Yields deltas, then one Completion. Closing the iterator cancels the request.
 
         Raises:

@@ -348,7 +348,7 @@ def _sampling_rows(rows: list[tuple[RowSampling, int]], size: int) -> SamplingRo
         temperature[i], top_k[i], top_p[i] = row.temperature, row.top_k, row.top_p
         seed[i] = row.seed >> 32, row.seed & 0xFFFFFFFF
         position[i] = drawn_position
-    return SamplingRows(temperature, top_k, top_p, seed, position)  # pyright: ignore[reportArgumentType]
+    return SamplingRows(temperature, top_k, top_p, seed, position)
 
 
 def _typed(

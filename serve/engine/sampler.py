@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+type Column = jax.Array | np.ndarray
 
 
 class SamplingRows(NamedTuple):
@@ -24,11 +27,11 @@ class SamplingRows(NamedTuple):
       position: i32 [R], position in the sequence of the token being drawn.
     """
 
-    temperature: jax.Array
-    top_k: jax.Array
-    top_p: jax.Array
-    seed: jax.Array
-    position: jax.Array
+    temperature: Column
+    top_k: Column
+    top_p: Column
+    seed: Column
+    position: Column
 
 
 def seed_of(request_id: str, seed: int | None) -> int:
@@ -72,7 +75,9 @@ def _draw_row(logits: jax.Array, row: SamplingRows) -> jax.Array:
     probabilities = jax.nn.softmax(jnp.where(keep, sorted_logits, -jnp.inf))
     before = jnp.cumsum(probabilities) - probabilities
     keep = keep & ((before < row.top_p) | (rank == 0))
-    key = jax.random.fold_in(jax.random.wrap_key_data(row.seed, impl="threefry2x32"), row.position)
+    key = jax.random.fold_in(
+        jax.random.wrap_key_data(jnp.asarray(row.seed), impl="threefry2x32"), row.position
+    )
     noise = jax.random.gumbel(key, (vocab,), jnp.float32)[order]  # by token id, then sorted
     best = jnp.argmax(jnp.where(keep, sorted_logits + noise, -jnp.inf))
     return order[best].astype(jnp.int32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -67,7 +67,7 @@ class FakeEngine:
     async def stop(self) -> None:
         self.calls.append("stop")
 
-    async def generate(self, request: Request) -> AsyncIterator[Delta | Completion]:
+    async def generate(self, request: Request) -> AsyncGenerator[Delta | Completion]:
         self.seen.append(request)
         if self.draining:
             raise PeerLost("engine: draining")
@@ -86,7 +86,7 @@ class FakeEngine:
         finally:
             self.in_flight.discard(request.request_id)
 
-    async def _answer(self, request: Request) -> AsyncIterator[Delta | Completion]:
+    async def _answer(self, request: Request) -> AsyncGenerator[Delta | Completion]:
         count = request.sampling.max_tokens
         for index in range(count):
             if index == 1:

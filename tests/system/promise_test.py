@@ -15,14 +15,17 @@ NUM_REQUESTS = 80
 VOCAB = 384
 
 
-def workload(seed: int) -> tuple[list[tuple[int, ...]], list[Sampling]]:
-    """80 prompts of 5 to 1500 tokens, page and chunk boundaries among them, of mixed length."""
+def workload(seed: int, longest: int) -> tuple[list[tuple[int, ...]], list[Sampling]]:
+    """80 prompts of 5 to 1500 tokens, page and chunk boundaries among them, of mixed length.
+
+    The lengths that are no boundaries are drawn from 5 to `longest`.
+    """
     draw = random.Random(seed)
     edges = [5, 127, 128, 255, 256, 257, 511, 512, 513, 1023, 1024, 1025, 1500]
-    lengths = [*edges, *(draw.randrange(5, 1500) for _ in range(NUM_REQUESTS - len(edges)))]
+    lengths = [*edges, *(draw.randrange(5, longest) for _ in range(NUM_REQUESTS - len(edges)))]
     draw.shuffle(lengths)
     prompts = [tuple(draw.randrange(VOCAB) for _ in range(length)) for length in lengths]
-    return prompts, [greedy(draw.choice([1, 3, 8, 16, 40])) for _ in prompts]
+    return prompts, [greedy(draw.choice([1, 3, 8, 30])) for _ in prompts]
 
 
 def tokens(results: Sequence[Result]) -> list[tuple[int, ...]]:
@@ -31,11 +34,11 @@ def tokens(results: Sequence[Result]) -> list[tuple[int, ...]]:
     return [r.token_ids for r in results]
 
 
-def compare(fleet: Fleet, flags: tuple[str, ...], rounds: int) -> None:
+def compare(fleet: Fleet, flags: tuple[str, ...], *, rounds: int, longest: int) -> None:
     prefill, decode = fleet.pair(flags, flags)
     control = fleet.serve("local", *flags)
     for seed in range(rounds):
-        prompts, sampling = workload(seed)
+        prompts, sampling = workload(seed, longest)
         together = generate_all(
             decode.address, prompts, sampling, concurrency=NUM_REQUESTS, stagger_s=0.01
         )
@@ -60,20 +63,20 @@ FP8_AND_TWO_BUCKETS = ("--index-k-format", "fp8", "--page-tokens", "128")
 
 @pytest.mark.parametrize("flags", [BF16, FP8_AND_TWO_BUCKETS], ids=["bf16", "fp8"])
 def test_80_concurrent_requests_get_the_tokens_of_one_process(fleet, flags):
-    compare(fleet, flags, rounds=1)
+    compare(fleet, flags, rounds=1, longest=400)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("flags", [BF16, FP8_AND_TWO_BUCKETS], ids=["bf16", "fp8"])
 def test_80_concurrent_requests_five_times_over(fleet, flags):
-    compare(fleet, flags, rounds=5)
+    compare(fleet, flags, rounds=5, longest=1500)
 
 
 def test_sampled_tokens_are_the_same_as_in_one_process(fleet):
     _, decode = fleet.pair()
     control = fleet.serve("local")
-    prompts, _ = workload(99)
+    prompts, _ = workload(99, 400)
     prompts = [p[:300] for p in prompts[:24]]
     sampling = [
         Sampling(

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
@@ -52,6 +52,7 @@ async def collect(engine, wanted: Request):
         else:
             assert event.sequence == len(tokens)
             tokens += event.token_ids
+    assert completion is not None, "a stream that ends well has a terminal event"
     return tokens, completion
 
 
@@ -130,9 +131,8 @@ def test_deadline_and_closed_stream_free_memory_while_a_step_runs():
             asyncio.get_running_loop().call_later(0.3, runner.gate.set)
             late = request("late", deadline=time.monotonic() + 0.1)
             assert await code_of(engine, late) == "DEADLINE_EXCEEDED"
-            stream = engine.generate(request("closed", max_tokens=500))
-            await anext(stream)
-            await stream.aclose()
+            async with aclosing(engine.generate(request("closed", max_tokens=500))) as stream:
+                await anext(stream)
             await settled(engine)
             assert (await collect(engine, request("closed")))[0] == expected((5, 6, 7), 6)
 
