@@ -53,7 +53,7 @@ class Attention(nnx.Module):
             ratio = C4_RATIO if self.kind == "c4" else C128_RATIO
             self.compressor = Compressor(config, ratio, dim, dtype)
         if self.kind == "c4":
-            self.indexer = Indexer(config, dtype)
+            self.indexer = Indexer(config, layer, dtype)
 
     def __call__(
         self, x: jax.Array, cache: Mapping[str, jax.Array], step: Step

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from dsv4.cache import C4_RATIO, BufferSpec
+from dsv4.cache import C4_RATIO
 from dsv4.compressor import Compressor
 from dsv4.config import ModelConfig
 from dsv4.layers import Linear, apply_rope, einsum
@@ -35,8 +35,9 @@ class Selection:
 class Indexer(nnx.Module):
     """`wq_b` [H d, q_lora], `weights_proj` [H, D] and a compressor of ratio 4 and width d."""
 
-    def __init__(self, config: ModelConfig, dtype: jax.typing.DTypeLike):
+    def __init__(self, config: ModelConfig, layer: int, dtype: jax.typing.DTypeLike):
         heads, dim = config.index_n_heads, config.index_head_dim
+        self.layer = layer
         self.heads, self.dim, self.topk = heads, dim, config.index_topk
         self.wq_b = Linear(config.q_lora_rank, heads * dim, dtype)
         self.weights_proj = Linear(config.hidden_size, heads, dtype)
@@ -58,7 +59,7 @@ class Indexer(nnx.Module):
             pool, state, and the selection: min(index_topk, entries of the page table) per token.
         """
         with jax.named_scope("indexer"):
-            layout = _index_k_of(step, pool)
+            layout = step.spec.of_layer(self.layer)["index_k"]
             uses_hadamard = layout.storage_format == page_format.FP8_FORMAT
             state, entries = self.compressor(x, state, step)
             keys = hadamard(entries.values) if uses_hadamard else entries.values
@@ -100,10 +101,3 @@ def hadamard(x: jax.Array) -> jax.Array:
     # Rounding after the product: the matrix's +-1 are exact in every dtype.
     transformed = einsum("...i,ij->...j", x, jnp.asarray(matrix, x.dtype)) * dim**-0.5
     return transformed.astype(x.dtype)
-
-
-def _index_k_of(step: Step, pool: jax.Array) -> BufferSpec:
-    for buffer in step.spec.buffers:
-        if buffer.component == "index_k":
-            return buffer
-    raise ValueError(f"spec: has no index_k buffer, but a pool of shape {pool.shape} was given")
