@@ -18,7 +18,7 @@ demo: env ## start prefill and decode, answer some prompts, compare with a singl
 	@$(VENV_PYTHON) -m serve demo $(ARGS)
 
 test: env ## run the tests (all but the soak and GPU ones)
-	@$(VENV_PYTHON) -m pytest -q -n 2 --dist loadgroup $(ARGS)
+	@$(VENV_PYTHON) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 soak: env ## run the long tests: many requests, many repetitions, real processes
 	@$(VENV_PYTHON) -m pytest -q -m soak $(ARGS)

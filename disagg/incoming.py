@@ -159,6 +159,9 @@ class IncomingTransfer:
                 watch.cancel()
                 status.cancel()
         except BaseExceptionGroup as errors:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # the group dropped it for a child's error
+                raise asyncio.CancelledError from errors
             error = _most_telling(errors)
             if isinstance(error, PeerLost) and self._failure.done():
                 error = self._failure.exception() or error  # the link knows why

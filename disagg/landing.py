@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import logging
 import time
 from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,8 @@ from disagg.handshake import Endpoint
 from disagg.lease import DrainProof, Lease, LeaseRing, LeaseState
 from disagg.slab import Slab, segment_view
 from disagg.tasks import Pacer, Trace, cancel_all, no_trace, run_to_end
+
+log = logging.getLogger(__name__)
 
 BUSY_LOOK_S = 0.0004
 IDLE_LOOK_S = 0.01
@@ -242,7 +245,7 @@ class LandingHub:
         watch = Watch(lease)
         self._watches[lease.index] = watch
         self._pacer.reset()
-        if self._looker is None:
+        if self._looker is None or self._looker.done():
             self._looker = asyncio.create_task(self._look(), name="landing-look")
         return watch
 
@@ -254,7 +257,7 @@ class LandingHub:
     async def _look(self) -> None:
         """Looks for new fence rows while any slot is watched, and for hints all the time."""
         while True:
-            hinted = bool(self.plane.hints())
+            hinted = self._hinted()
             found = hinted
             for watch in self._watches.values():
                 now = self.fence_of(watch.lease).tobytes()
@@ -273,6 +276,14 @@ class LandingHub:
             else:
                 self._looker = None
                 return
+
+    def _hinted(self) -> bool:
+        """Whether the plane has hints; one that fails must not end the looks."""
+        try:
+            return bool(self.plane.hints())
+        except Exception:
+            log.exception("data plane: its hints cannot be read")
+            return False
 
     def _has_begun(self, lease: Lease) -> bool:
         return int(self._payload[lease.index * self._slab_bytes]) != 1 + lease.epoch % 255

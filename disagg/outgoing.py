@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -26,6 +27,8 @@ from disagg.prompt import Sampling
 from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
 from disagg.slab import Slab, segment_view
 from disagg.tasks import Pacer, run_to_end
+
+log = logging.getLogger(__name__)
 
 POLL_S = (0.0002, 0.005)
 LOOKAHEAD = 2
@@ -247,6 +250,9 @@ class PrefillJob:
             self._say(pb.ToDecode(slab_written=written))
         except DisaggError as error:
             self.end(error)
+        except Exception as error:
+            log.exception("delivery of slab %d of %s failed", index, self.key)
+            self.end(DisaggError(f"slab {sent.slab.index}: not delivered: {error!r}"))
         finally:
             if sent.handle is not None:  # the wait for it was cancelled
                 sent.handle.release()

@@ -235,6 +235,8 @@ class PrefillLink:
             self._lost_at = time.monotonic()
         self._ready.clear()
         self.state = state
+        if state != "refused":
+            self.refusal = None
         for transfer in tuple(self._transfers):
             transfer.fail(error if isinstance(error, Cancelled) else PeerLost(error.message))
 

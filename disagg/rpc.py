@@ -38,7 +38,7 @@ MAX_DETAIL_CHARS = 2000
 _OURS = ("dsv4-disagg-error", "1")
 """Trailing metadata of a status that the peer's own code chose, and not gRPC for a broken call."""
 
-_BROKEN = frozenset({"UNAVAILABLE", "CANCELLED", "UNKNOWN", "INTERNAL"})
+_BROKEN = frozenset({"UNAVAILABLE", "CANCELLED", "UNKNOWN", "INTERNAL", "DEADLINE_EXCEEDED"})
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> DisaggError:

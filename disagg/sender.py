@@ -34,13 +34,14 @@ from disagg.prompt import Sampling, check_id, check_token_ids
 from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
 from disagg.proto.dsv4.disagg.v1 import control_pb2_grpc as pb_grpc
 from disagg.session import keep_alive
-from disagg.tasks import Trace, cancel_all, no_trace
+from disagg.tasks import Pacer, Trace, cancel_all, no_trace
 
 __all__ = ["PrefillBackend", "PrefillJob", "PrefillService", "PrefillServicer", "add_to_server"]
 
 log = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 2.0
+DRAIN_LOOK_S = (0.005, 0.1)
 
 Send = Callable[[Any], Awaitable[object]]
 """Sends one message on a stream."""
@@ -122,6 +123,12 @@ class PrefillService:
         for session in tuple(self._sessions.values()):
             await session.closed.wait()
         self._executor.shutdown(wait=True)
+
+    async def drain(self) -> None:
+        """Returns when no attempt is left: each delivered and acknowledged, or ended early."""
+        pacer = Pacer(*DRAIN_LOOK_S)
+        while self._jobs or any(session.jobs for session in self._sessions.values()):
+            await pacer.sleep()
 
     def leases(self) -> dict[str, int]:
         """Outbox slabs per state."""

@@ -87,7 +87,7 @@ def _endpoint(role: str, loaded: LoadedModel, transfer: TransferSettings) -> End
     runner = loaded.runner
     return Endpoint(
         role="prefill" if role == "prefill" else "decode",
-        model_identity=loaded.fingerprint,
+        model_identity=f"{loaded.fingerprint}, computed in {loaded.compute_dtype}",
         max_context=loaded.max_context,
         vocab_size=runner.config.vocab_size,
         table=loaded.layout,

@@ -105,6 +105,7 @@ def _loader(
             runner=runner,
             tokenizer=load_tokenizer(folder, config),
             fingerprint=model_fingerprint(folder),
+            compute_dtype=dtype,
             layout=table,
             max_context=max_context,
             warm_up=functools.partial(_warm_up, role, runner, progress),

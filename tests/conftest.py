@@ -16,18 +16,10 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
-# Before xdist reads the groups: tests of one file share their fixtures, and the tests that start
-# server processes run one after another, beginning first because they take longest.
-@pytest.hookimpl(tryfirst=True)
-def pytest_itemcollected(item: pytest.Item) -> None:
-    is_system = "tests/system/" in item.nodeid
-    item.add_marker(pytest.mark.xdist_group("system" if is_system else item.nodeid.split("::")[0]))
-
-
 # After -m has taken its pick, so that jax is only asked when it matters.
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: "tests/system/" not in item.nodeid)
+    items.sort(key=lambda item: "tests/system/" not in item.nodeid)  # the longest files first
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
         return

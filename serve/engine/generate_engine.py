@@ -92,7 +92,7 @@ class GenerateEngine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
-        self._draining = False
+        self._draining = self._stopping = False
         self._failure: Exception | None = None
         self._finished = self._failed = 0
 
@@ -115,7 +115,7 @@ class GenerateEngine:
             await asyncio.wait(self._tasks)
 
     async def stop(self) -> None:
-        self._draining = True
+        self._draining = self._stopping = True
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -161,9 +161,6 @@ class GenerateEngine:
         request = replace(request, sampling=sampling)
         prompt_tokens = len(request.token_ids)
         max_new = min(sampling.max_tokens, loaded.max_context - prompt_tokens)
-        self._queue.join(
-            request.request_id, -(-(prompt_tokens + max_new) // runner.spec.page_tokens)
-        )
         sequence = _Sequence(
             request,
             RowSampling(
@@ -171,6 +168,9 @@ class GenerateEngine:
             ),
             OutputStream(loaded.tokenizer, runner.config.eos_token_id, sampling, max_new),
             arrived=asyncio.get_running_loop().time(),
+        )
+        self._queue.join(
+            request.request_id, -(-(prompt_tokens + max_new) // runner.spec.page_tokens)
         )
         self._in_flight[request.request_id] = sequence
         self._admit_waiting()
@@ -186,7 +186,8 @@ class GenerateEngine:
             self._finished += 1
             sequence.events.put_nowait(completion)
         except asyncio.CancelledError:
-            self._fail(sequence, Cancelled("request: cancelled"))
+            stopping = PeerLost("engine: stopping; retry elsewhere")
+            self._fail(sequence, stopping if self._stopping else Cancelled("request: cancelled"))
         except DisaggError as error:
             self._fail(sequence, error)
         except NonFiniteLogits as error:
@@ -212,6 +213,8 @@ class GenerateEngine:
         prefilled = await self._prefiller.prefill(
             sequence.request, sequence.grant, sequence.sampling
         )
+        if self._failure is not None:  # the decode loop has ended; nobody would step the request
+            raise DisaggError(f"engine: device error: {self._failure}")
         finish = self._deliver(sequence, prefilled.first_token)
         if finish is None:
             self._running[sequence.request.request_id] = sequence

@@ -19,6 +19,7 @@ class LoadedModel:
     runner: Runner
     tokenizer: Tokenizer | None
     fingerprint: str
+    compute_dtype: str
     layout: LayoutTable
     max_context: int
     warm_up: Callable[[], None]

@@ -9,6 +9,7 @@ number of slots.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import AsyncGenerator, Callable
 
@@ -19,6 +20,7 @@ from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
 from disagg.proto.dsv4.disagg.v1 import control_pb2_grpc as pb_grpc
 from disagg.sender import PrefillJob, PrefillService, PrefillServicer
 from disagg.slab import Slab
+from disagg.tasks import Pacer, cancel_all
 from serve.engine.admission import AdmissionQueue, Grant
 from serve.engine.chunks import ChunkDone, run_chunks
 from serve.engine.device import DeviceThread
@@ -27,6 +29,8 @@ from serve.engine.request import Completion, Delta, EngineStatus, Request
 from serve.engine.runner import ComponentArrays, NonFiniteLogits, RowSampling
 
 log = logging.getLogger(__name__)
+
+WATCH_SECONDS = 0.5
 
 PREFILL_SERVICE = pb.DESCRIPTOR.services_by_name["Prefill"].full_name
 
@@ -58,6 +62,7 @@ class PrefillEngine:
         self._service: PrefillService | None = None
         self._servicer = PrefillServicer()
         self._queue: AdmissionQueue | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._admitted: dict[str, asyncio.Future[Grant]] = {}
         self._tasks: dict[PrefillJob, asyncio.Task[None]] = {}
         self._computing = 0
@@ -78,6 +83,7 @@ class PrefillEngine:
         self._service = self._connect(loaded, self)
         await self._service.start()
         self._servicer.service = self._service
+        self._watch = asyncio.create_task(self._leave_when_dead(self._service), name="watch")
 
     def add_services(self, server: grpc.aio.Server) -> list[str]:
         """Adds the hand-over's service, UNAVAILABLE until started; returns full service names."""
@@ -88,6 +94,8 @@ class PrefillEngine:
         self._draining = True
         while self._tasks:
             await asyncio.wait(self._tasks.values())
+        if self._service:
+            await self._service.drain()
 
     async def stop(self) -> None:
         self._draining = True
@@ -95,9 +103,23 @@ class PrefillEngine:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks.values())
+        if self._watch:
+            await cancel_all([self._watch])
         if self._service:
             await self._service.stop()
         self._device.close()
+
+    async def _leave_when_dead(self, service: PrefillService) -> None:
+        """Ends the sessions once the device is lost or hangs, so that decodes look elsewhere."""
+        pacer = Pacer(WATCH_SECONDS, WATCH_SECONDS)
+        while self._alive:
+            await pacer.sleep()
+        log.error("prefill: the device is lost or hangs; ending all sessions")
+        await service.stop()
+
+    @property
+    def _alive(self) -> bool:
+        return self._failure is None and self._device.busy_seconds() < STALL_SECONDS
 
     async def generate(self, request: Request) -> AsyncGenerator[Delta | Completion]:
         raise WrongRole(
@@ -111,14 +133,19 @@ class PrefillEngine:
         """Queues a job. Raises DisaggError when it can't be taken."""
         if self._loaded is None or self._queue is None or self._draining:
             raise PeerLost("prefill: not serving (loading or draining)")
-        if self._failure is not None:
-            raise DisaggError(f"prefill: stopped after a device error: {self._failure}")
+        if self._failure is not None:  # another prefill can compute it
+            raise PeerLost(f"prefill: stopped after a device error: {self._failure}")
         self._queue.join(job.key, -(-len(job.token_ids) // self._loaded.runner.spec.page_tokens))
         self._admitted[job.key] = asyncio.get_running_loop().create_future()
         self._admit_waiting()
         task = asyncio.create_task(self._run(job), name=f"prefill-{job.key}")
         self._tasks[job] = task
-        task.add_done_callback(lambda _: self._tasks.pop(job, None))
+        task.add_done_callback(functools.partial(self._ended, job))
+
+    def _ended(self, job: PrefillJob, _: asyncio.Task[None]) -> None:
+        """Also for a task that was cancelled before its first step, which runs no clean-up."""
+        self._tasks.pop(job, None)
+        self._release(job)
 
     def abort(self, job: PrefillJob) -> None:
         """Stops a job; what it had exported is dropped."""
@@ -150,8 +177,6 @@ class PrefillEngine:
             log.exception("prefill job %s failed", job.key)
             self._failure = error
             self._fail(job, DisaggError(f"prefill: {type(error).__name__}: {error}"))
-        finally:
-            self._release(job)
 
     async def _compute(self, job: PrefillJob, grant: Grant) -> tuple[int, float]:
         """Runs all chunks; each chunk's slabs travel while the next one computes."""
@@ -216,7 +241,7 @@ class PrefillEngine:
 
     def status(self) -> EngineStatus:
         loaded, queue, service = self._loaded, self._queue, self._service
-        alive = self._failure is None and self._device.busy_seconds() < STALL_SECONDS
+        alive = self._alive
         ready = loaded is not None and alive
         return EngineStatus(
             role="prefill",

@@ -15,9 +15,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from disagg.errors import DataLoss, PeerLost
+from disagg.errors import DataLoss, DisaggError, LayoutMismatch, PeerLost, WrongRole
 from disagg.receiver import FetchRequest, FetchResult, LandingHub, PrefillLink, Sampling
 from disagg.slab import Slab, segment_view
+from disagg.tasks import cancel_all
 from serve.engine.admission import Grant
 from serve.engine.device import DeviceThread
 from serve.engine.loaded import LoadedModel
@@ -94,30 +95,28 @@ class RemotePrefiller:
 
     async def _reachable_link(self) -> PrefillLink:
         """The ready link with the fewest transfers; waits a bounded time for one."""
-        ready = [link for link in self._links if link.ready]
-        if not ready:
-            waits = [
-                asyncio.create_task(link.wait_ready(self._prefill_timeout_s))
-                for link in self._links
-            ]
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._prefill_timeout_s
+        while not (ready := [link for link in self._links if link.ready]):
+            left = deadline - loop.time()
+            if left <= 0:
+                raise self._unreachable()
+            waits = [asyncio.create_task(link.wait_ready(left)) for link in self._links]
             try:
-                await asyncio.wait(
-                    waits, timeout=self._prefill_timeout_s, return_when=asyncio.FIRST_COMPLETED
-                )
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for wait in waits:
-                    wait.cancel()
-                await asyncio.wait(waits)
-            ready = [link for link in self._links if link.ready]
-        if not ready:
-            states = ", ".join(f"{link.target}: {link.state}" for link in self._links)
-            refusals = [link.refusal for link in self._links if link.refusal is not None]
-            if len(refusals) == len(self._links):
-                raise refusals[0]
-            raise PeerLost(
-                f"prefill: none reachable within {self._prefill_timeout_s:g} s ({states})"
-            )
+                await cancel_all(waits)
         return min(ready, key=lambda link: link.num_transfers)
+
+    def _unreachable(self) -> DisaggError:
+        """Why no prefill is ready: the one refusal if none of them fits, else that all are away."""
+        refusals = [link.refusal for link in self._links if link.refusal is not None]
+        if len(refusals) == len(self._links) and isinstance(
+            refusals[0], LayoutMismatch | WrongRole
+        ):
+            return refusals[0]
+        states = ", ".join(f"{link.target}: {link.refusal or link.state}" for link in self._links)
+        return PeerLost(f"prefill: none reachable within {self._prefill_timeout_s:g} s ({states})")
 
     def _stats(
         self, link: PrefillLink, result: FetchResult, grant: Grant, num_tokens: int

@@ -57,8 +57,8 @@ class SamplingParams:
         """Raises InvalidField for the first field that is out of range."""
         if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0):
             raise InvalidField.of("temperature", self.temperature, "a number in [0, 100]")
-        if self.top_k < 0:
-            raise InvalidField.of("top_k", self.top_k, "0 (all tokens) or a positive integer")
+        if not 0 <= self.top_k < 2**31:
+            raise InvalidField.of("top_k", self.top_k, "0 (all tokens) to 2**31 - 1")
         if not (math.isfinite(self.top_p) and 0.0 < self.top_p <= 1.0):
             raise InvalidField.of("top_p", self.top_p, "a number in (0, 1]")
         if self.seed is not None and not 0 <= self.seed < 2**64:

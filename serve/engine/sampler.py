@@ -67,7 +67,8 @@ def sample(logits: jax.Array, rows: SamplingRows) -> tuple[jax.Array, jax.Array]
 def _draw_row(logits: jax.Array, row: SamplingRows) -> jax.Array:
     """Gumbel-max over the tokens that survive top-k, then top-p. logits f32 [V] -> i32 []."""
     vocab = logits.shape[-1]
-    scaled = logits / jnp.where(row.temperature > 0, row.temperature, 1.0)
+    # Relative to the largest, so that no temperature makes two different logits overflow alike.
+    scaled = (logits - logits.max()) / jnp.where(row.temperature > 0, row.temperature, 1.0)
     order = jnp.argsort(-scaled, stable=True)  # [V] most likely first, ties by id
     sorted_logits = scaled[order]
     rank = jnp.arange(vocab)

@@ -38,6 +38,7 @@ def ask(address, prompt, sampling=None, **call):
         (Prompt(token_ids=(1,)), Sampling(temperature=float("nan")), "INVALID_ARGUMENT", "nan"),
         (Prompt(token_ids=(1,)), Sampling(top_p=0.0), "INVALID_ARGUMENT", "top_p"),
         (Prompt(token_ids=(1,)), Sampling(top_k=-1), "INVALID_ARGUMENT", "top_k"),
+        (Prompt(token_ids=(1,)), Sampling(top_k=2**31), "INVALID_ARGUMENT", "top_k"),
         (Prompt(token_ids=(1,)), Sampling(max_tokens=0), "INVALID_ARGUMENT", "max_tokens"),
     ],
 )
@@ -191,6 +192,25 @@ def test_a_stopped_prefill_is_noticed_and_comes_back(fleet):
     wait_for(lambda: info(decode.address)["health"]["dsv4.generate.v1.Generate"], 30)
     assert ask(decode.address, Prompt(token_ids=LONG)).error is None
     assert_at_baseline(prefill.address, decode.address, timeout_s=30)
+
+
+def test_sigterm_to_prefill_delivers_what_it_has_taken(fleet):
+    prefill, decode = fleet.pair((), ("--max-attempts", "1"))
+
+    async def run():
+        async with Client(decode.address) as client:
+            calls = [
+                asyncio.create_task(client.generate(Prompt(token_ids=LONG[i:]), greedy(3)))
+                for i in range(4)
+            ]
+            while info(prefill.address)["requests_running"] < 4:
+                await asyncio.sleep(0.01)
+            os.kill(prefill.process.pid, signal.SIGTERM)
+            return await asyncio.gather(*calls)
+
+    results = asyncio.run(run())
+    assert [r.error for r in results] == [None] * 4
+    assert prefill.process.wait(20) == 0
 
 
 def test_sigterm_lets_requests_in_flight_finish(fleet):

@@ -64,6 +64,7 @@ def loader(runner: FakeRunner) -> LoadedModel:
         runner=cast(Runner, cast(Any, runner)),
         tokenizer=None,
         fingerprint="fake",
+        compute_dtype="float32",
         layout=LayoutTable((buffer,), PAGE_TOKENS),
         max_context=MAX_CONTEXT,
         warm_up=lambda: None,

@@ -110,6 +110,7 @@ def test_refusals_have_their_own_codes():
             assert await code_of(engine, request("a", (1,) * 2048)) == "INVALID_ARGUMENT"
             assert await code_of(engine, request("a b")) == "INVALID_ARGUMENT"
             assert await code_of(engine, request("a", top_p=2.0)) == "INVALID_ARGUMENT"
+            assert await code_of(engine, request("a", top_k=2**31)) == "INVALID_ARGUMENT"
             assert await code_of(engine, request("a", (1,) * 1300)) == "RESOURCE_EXHAUSTED"
             runner.gate.clear()
             running_one = asyncio.create_task(collect(engine, request("a", (1,) * 900)))
@@ -169,6 +170,58 @@ def test_a_device_error_ends_everything_and_turns_health_off():
             assert await code_of(engine, request("b")) == "INTERNAL"
             assert not engine.status().ready
             assert not engine.status().health["dsv4.generate.v1.Generate"]
+
+    asyncio.run(run())
+
+
+class SlowPrefiller(LocalPrefiller):
+    """Returns each prompt only when told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.release = asyncio.Event()
+
+    async def prefill(self, request, grant, sampling):
+        prefilled = await super().prefill(request, grant, sampling)
+        if request.request_id == "slow":
+            await self.release.wait()
+        return prefilled
+
+
+def test_a_request_still_in_prefill_when_the_device_is_lost_fails_too():
+    async def run():
+        runner, prefiller = FakeRunner(), SlowPrefiller()
+        engine = GenerateEngine(
+            "local", lambda: loader(runner), prefiller, max_waiting=9, settings={}
+        )
+        await engine.start()
+        slow = asyncio.create_task(code_of(engine, request("slow")))
+        first = engine.generate(request("first", max_tokens=500))
+        await anext(first)
+        runner.fail = RuntimeError("device lost")
+        with pytest.raises(DisaggError, match="device lost"):
+            async for _ in first:
+                pass
+        prefiller.release.set()
+        assert await asyncio.wait_for(slow, 5) == "INTERNAL"
+        await engine.stop()
+
+    asyncio.run(run())
+
+
+def test_stopping_is_unavailable_not_cancelled():
+    async def run():
+        runner = FakeRunner()
+        engine = GenerateEngine(
+            "local", lambda: loader(runner), LocalPrefiller(), max_waiting=9, settings={}
+        )
+        await engine.start()
+        runner.gate.clear()
+        code = asyncio.create_task(code_of(engine, request("a")))
+        await asyncio.sleep(0.02)
+        asyncio.get_running_loop().call_later(0.1, runner.gate.set)
+        await engine.stop()
+        assert await code == "UNAVAILABLE"
 
     asyncio.run(run())
 

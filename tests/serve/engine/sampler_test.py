@@ -1,5 +1,6 @@
 import jax
 import numpy as np
+import pytest
 
 from serve.engine.sampler import SamplingRows, sample, seed_of
 
@@ -73,6 +74,12 @@ def test_top_k_and_top_p_keep_only_the_most_likely():
     assert set(drawn.tolist()) == set(order[:nucleus].tolist())
     drawn = draw(values, rows(count, temperature=1.0, top_p=1e-6)._replace(position=positions))[0]
     assert set(drawn.tolist()) == {int(order[0])}
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-37, 1e-36, 1e-20, 1e-3])
+def test_a_tiny_temperature_draws_the_most_likely_token(temperature):
+    values = np.array([[40.0, 10.0, 60.0, 50.0]], np.float32)
+    assert draw(values, rows(1, temperature=temperature))[0].tolist() == [2]
 
 
 def test_mixed_greedy_and_sampled_rows_do_not_touch_each_other():
