@@ -12,25 +12,25 @@ PROMPTS = [tuple(7 * i % 384 for i in range(n)) for n in (5, 256, 700, 1100)]
 
 def test_different_pages_slabs_rings_and_limits_interoperate(fleet):
     control = fleet.serve("local")
-    expected = generate_all(control.address, PROMPTS, [greedy(12)] * 4, concurrency=1)
+    expected = generate_all(control.target, PROMPTS, [greedy(12)] * 4, concurrency=1)
     prefill, decode = fleet.pair(
         ("--pages", "11", "--max-requests", "2", "--chunk-tokens", "256", "--slab-bytes", "200000",
          "--outbox-slabs", "1"),
         ("--pages", "23", "--max-requests", "9", "--slab-bytes", "1000000", "--landing-slabs", "3"),
     )  # fmt: skip
-    got = generate_all(decode.address, PROMPTS, [greedy(12)] * 4, concurrency=4)
+    got = generate_all(decode.target, PROMPTS, [greedy(12)] * 4, concurrency=4)
     assert [r.token_ids for r in got] == [r.token_ids for r in expected]
     assert all(r.error is None for r in got)
-    assert_at_baseline(prefill.address, decode.address)
+    assert_at_baseline(prefill.target, decode.target)
 
 
 @pytest.mark.soak
 def test_a_chunk_of_many_pages_streams_through_several_small_slabs(fleet):
     flags = ("--chunk-tokens", "1024")
     control = fleet.serve("local", *flags)
-    expected = generate_all(control.address, PROMPTS, [greedy(12)] * 4, concurrency=1)
+    expected = generate_all(control.target, PROMPTS, [greedy(12)] * 4, concurrency=1)
     _, decode = fleet.pair(flags, ("--slab-bytes", "160000", "--landing-slabs", "2"))
-    got = generate_all(decode.address, PROMPTS, [greedy(12)] * 4, concurrency=4)
+    got = generate_all(decode.target, PROMPTS, [greedy(12)] * 4, concurrency=4)
     assert [r.token_ids for r in got] == [r.token_ids for r in expected]
     assert [r.complete.transfer.slabs for r in got if r.complete] == [2, 2, 3, 4]
 
@@ -43,7 +43,7 @@ def test_a_peer_with_another_index_k_format_is_refused_by_buffer_and_field(fleet
     prefill.wait_serving()
     decode.wait_serving()
     refused(decode, ["layers.1.index_k: storage_format", "'f32'", "'bf16'"])
-    assert_at_baseline(prefill.address, decode.address)
+    assert_at_baseline(prefill.target, decode.target)
 
 
 @pytest.mark.soak
@@ -64,7 +64,7 @@ def test_a_peer_that_means_something_else_is_refused_by_name(
     prefill.wait_serving()
     decode.wait_serving()
     refused(decode, named)
-    assert_at_baseline(prefill.address, decode.address)
+    assert_at_baseline(prefill.target, decode.target)
 
 
 def test_a_peer_with_other_weights_is_refused(fleet, tmp_path):
@@ -79,8 +79,8 @@ def test_a_peer_with_other_weights_is_refused(fleet, tmp_path):
 
 def refused(decode, named):
     """The decode reports the refusal, and a request gets it as its error. Nothing moved."""
-    wait_for(lambda: "refused" in info(decode.address)["peers"].values())
-    (result,) = generate_all(decode.address, PROMPTS[:1], [greedy(1)], concurrency=1)
+    wait_for(lambda: "refused" in info(decode.target)["peers"].values())
+    (result,) = generate_all(decode.target, PROMPTS[:1], [greedy(1)], concurrency=1)
     assert result.error is not None
     assert result.error.code == "FAILED_PRECONDITION"
     for part in named:

@@ -40,9 +40,9 @@ def compare(fleet: Fleet, flags: tuple[str, ...], *, rounds: int, longest: int) 
     for seed in range(rounds):
         prompts, sampling = workload(seed, longest)
         together = generate_all(
-            decode.address, prompts, sampling, concurrency=NUM_REQUESTS, stagger_s=0.01
+            decode.target, prompts, sampling, concurrency=NUM_REQUESTS, stagger_s=0.01
         )
-        alone = generate_all(control.address, prompts, sampling, concurrency=1)
+        alone = generate_all(control.target, prompts, sampling, concurrency=1)
         differing = [
             i
             for i, (a, b) in enumerate(zip(tokens(together), tokens(alone), strict=True))
@@ -54,7 +54,7 @@ def compare(fleet: Fleet, flags: tuple[str, ...], *, rounds: int, longest: int) 
             transfer = result.complete.transfer
             assert transfer.fence_rows_verified == transfer.fence_rows_acknowledged > 0
             assert transfer.slabs > 1
-    assert_at_baseline(prefill.address, decode.address, control.address)
+    assert_at_baseline(prefill.target, decode.target, control.target)
 
 
 BF16 = ("--index-k-format", "bf16")
@@ -84,8 +84,8 @@ def test_sampled_tokens_are_the_same_as_in_one_process(fleet):
         )
         for i in range(len(prompts))
     ]
-    together = generate_all(decode.address, prompts, sampling, concurrency=24)
-    alone = generate_all(control.address, prompts, sampling, concurrency=1)
+    together = generate_all(decode.target, prompts, sampling, concurrency=24)
+    alone = generate_all(control.target, prompts, sampling, concurrency=1)
     assert tokens(together) == tokens(alone)
     assert len({r.token_ids for r in together}) == len(prompts)
 
@@ -105,7 +105,7 @@ def test_golden_greedy_tokens_come_out_of_the_disaggregated_server(
         _, decode = fleet.pair()
         prompts = [case.prompt for case in golden]
         sampling = [greedy(len(case.greedy)) for case in golden]
-        results = generate_all(decode.address, prompts, sampling, concurrency=len(prompts))
+        results = generate_all(decode.target, prompts, sampling, concurrency=len(prompts))
         assert tokens(results) == [case.greedy for case in golden]
     finally:
         fleet.close()

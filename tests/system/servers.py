@@ -6,76 +6,44 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from serve.client import Client, Prompt, Result, Sampling
+from serve.processes import ServerProcess
 
 START_TIMEOUT_S = 180.0
 
 
-class Server:
-    """One `python -m serve ROLE` process on a port of its own choosing."""
+class Server(ServerProcess):
+    """One `python -m serve ROLE` process on a port of its own choosing, started at once.
+
+    Attributes:
+      target: HOST:PORT, known once one of the waits has returned.
+    """
 
     def __init__(self, role: str, folder: Path, *flags: str, listen: str = "127.0.0.1:0") -> None:
-        self.role = role
-        self._log_path = folder / f"{role}-{time.monotonic_ns()}.log"
-        self._log = self._log_path.open("w")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "serve", role, "--listen", listen, *flags],
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "NIXL_LOG_LEVEL": "ERROR"},
-        )
-        self.address = ""
-
-    def log(self) -> str:
-        return self._log_path.read_text(errors="replace")
+        log = folder / f"{role}-{time.monotonic_ns()}.log"
+        super().__init__(role, [role, "--listen", listen, *flags], log)
+        self.target = ""
+        self.start({**os.environ, "JAX_PLATFORMS": "cpu"})
 
     def wait_listening(self) -> str:
         """Waits until the port is known, before the engine has started."""
-        return self._wait_for("listening on ")
+        self.target = asyncio.run(self.address(START_TIMEOUT_S))
+        return self.target
 
     def wait_serving(self) -> str:
         """Waits until the engine takes requests; returns HOST:PORT."""
-        return self._wait_for("serving on ")
-
-    def _wait_for(self, marker: str) -> str:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            for line in self.log().splitlines():
-                if marker in line:
-                    self.address = line.split(marker)[1].split(",")[0].split()[0]
-                    return self.address
-            if self.process.poll() is not None:
-                raise RuntimeError(
-                    f"{self.role} exited with {self.process.returncode}:\n{self.log()}"
-                )
-            time.sleep(0.05)
-        raise TimeoutError(f"{self.role} did not print {marker!r}:\n{self.log()}")
+        asyncio.run(self.ready(START_TIMEOUT_S))
+        return self.wait_listening()
 
     def kill(self) -> None:
         """SIGKILL: no clean-up of any kind."""
-        self.process.kill()
-        self.process.wait()
-        self._log.close()
-
-    def stop(self) -> int:
-        """SIGTERM, as an operator would; returns the exit status."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(40)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-                raise TimeoutError(f"{self.role} ignored SIGTERM:\n{self.log()}") from None
-        self._log.close()
-        return self.process.returncode
+        self.signal(signal.SIGKILL)
+        self.stop()
 
 
 class Fleet:
@@ -106,7 +74,7 @@ class Fleet:
         decode = self.start("decode", "--prefill", address, *decode_flags)
         prefill.wait_serving()
         decode.wait_serving()
-        wait_for(lambda: info(decode.address)["health"].get("dsv4.generate.v1.Generate"))
+        wait_for(lambda: info(decode.target)["health"].get("dsv4.generate.v1.Generate"))
         return prefill, decode
 
     def close(self) -> None:
