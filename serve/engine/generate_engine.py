@@ -30,6 +30,7 @@ from serve.engine.request import (
 )
 from serve.engine.runner import DecodeRow, NonFiniteLogits, RowSampling, Runner
 from serve.engine.sampler import seed_of
+from serve.engine.snapshot import Counters, snapshot
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class GenerateEngine:
         self._loop_task: asyncio.Task[None] | None = None
         self._draining = self._stopping = False
         self._failure: Exception | None = None
-        self._finished = self._failed = 0
+        self._counters = Counters()
 
     # --- life cycle ----------------------------------------------------------------------------
 
@@ -183,7 +184,7 @@ class GenerateEngine:
         try:
             async with deadline:
                 completion = await self._answer(sequence)
-            self._finished += 1
+            self._counters.finished += 1
             sequence.events.put_nowait(completion)
         except asyncio.CancelledError:
             stopping = PeerLost("engine: stopping; retry elsewhere")
@@ -259,7 +260,7 @@ class GenerateEngine:
                 admitted.set_result(grant)
 
     def _fail(self, sequence: _Sequence, error: DisaggError) -> None:
-        self._failed += 1
+        self._counters.failed += 1
         sequence.events.put_nowait(error)
 
     # --- decode --------------------------------------------------------------------------------
@@ -335,26 +336,17 @@ class GenerateEngine:
     # --- status --------------------------------------------------------------------------------
 
     def status(self) -> EngineStatus:
-        loaded, queue = self._loaded, self._queue
         alive = self._failure is None and self._device.busy_seconds() < STALL_SECONDS
-        ready = loaded is not None and alive
+        ready = self._loaded is not None and alive
         serving = ready and not self._draining and self._prefiller.healthy
-        return EngineStatus(
-            role=self._role,
+        return snapshot(
+            self._role,
+            self._loaded,
+            self._queue,
+            self._counters,
             ready=ready,
             draining=self._draining,
-            model_fingerprint=loaded.fingerprint if loaded else "",
-            layout_digest=loaded.layout.digest() if loaded else "",
-            max_context=loaded.max_context if loaded else 0,
-            vocab_size=loaded.runner.config.vocab_size if loaded else 0,
-            pages_total=queue.pages_total if queue else 0,
-            pages_used=queue.pages_used if queue else 0,
-            slots_total=queue.slots_total if queue else 0,
-            slots_used=queue.slots_used if queue else 0,
-            requests_waiting=queue.num_waiting if queue else 0,
-            requests_running=len(self._running),
-            requests_finished=self._finished,
-            requests_failed=self._failed,
+            running=len(self._running),
             leases=self._prefiller.leases(),
             peers=self._prefiller.peers(),
             health={"": alive, "dsv4.generate.v1.Generate": serving},

@@ -27,6 +27,7 @@ from serve.engine.device import DeviceThread
 from serve.engine.loaded import STALL_SECONDS, LoadedModel
 from serve.engine.request import Completion, Delta, EngineStatus, Request
 from serve.engine.runner import ComponentArrays, NonFiniteLogits, RowSampling
+from serve.engine.snapshot import Counters, snapshot
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class PrefillEngine:
         self._computing = 0
         self._draining = False
         self._failure: Exception | None = None
-        self._finished = self._failed = 0
+        self._counters = Counters()
 
     # --- life cycle ----------------------------------------------------------------------------
 
@@ -165,9 +166,9 @@ class PrefillEngine:
             finally:
                 self._computing -= 1
             job.finish(token, seconds)
-            self._finished += 1
+            self._counters.finished += 1
         except asyncio.CancelledError:
-            self._failed += 1
+            self._counters.failed += 1
             raise
         except DisaggError as error:
             self._fail(job, error)
@@ -229,7 +230,7 @@ class PrefillEngine:
         self._admit_waiting()
 
     def _fail(self, job: PrefillJob, error: DisaggError) -> None:
-        self._failed += 1
+        self._counters.failed += 1
         job.fail(error)
 
     def _require_loaded(self) -> LoadedModel:
@@ -240,25 +241,16 @@ class PrefillEngine:
     # --- status --------------------------------------------------------------------------------
 
     def status(self) -> EngineStatus:
-        loaded, queue, service = self._loaded, self._queue, self._service
-        alive = self._alive
-        ready = loaded is not None and alive
-        return EngineStatus(
-            role="prefill",
+        service, alive = self._service, self._alive
+        ready = self._loaded is not None and alive
+        return snapshot(
+            "prefill",
+            self._loaded,
+            self._queue,
+            self._counters,
             ready=ready,
             draining=self._draining,
-            model_fingerprint=loaded.fingerprint if loaded else "",
-            layout_digest=loaded.layout.digest() if loaded else "",
-            max_context=loaded.max_context if loaded else 0,
-            vocab_size=loaded.runner.config.vocab_size if loaded else 0,
-            pages_total=queue.pages_total if queue else 0,
-            pages_used=queue.pages_used if queue else 0,
-            slots_total=queue.slots_total if queue else 0,
-            slots_used=queue.slots_used if queue else 0,
-            requests_waiting=queue.num_waiting if queue else 0,
-            requests_running=self._computing,
-            requests_finished=self._finished,
-            requests_failed=self._failed,
+            running=self._computing,
             leases=service.leases() if service else {},
             peers=service.peers() if service else {},
             health={"": alive, PREFILL_SERVICE: ready and not self._draining},
