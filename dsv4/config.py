@@ -198,14 +198,20 @@ class ModelConfig:
         return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
 
     def layer_kind(self, layer: int) -> LayerKind:
-        """Kind of attention of a main layer: "swa", "c4" (with indexer) or "c128"."""
-        if not 0 <= layer < self.num_hidden_layers:
-            raise ValueError(f"layer: got {layer}, expected 0..{self.num_hidden_layers - 1}")
-        return _KIND_OF_RATIO[self.compress_ratios[layer]]
+        """Kind of attention of a layer: "swa", "c4" (with indexer) or "c128".
+
+        MTP layers are numbered after the main ones and are always "swa".
+        """
+        count = self.num_hidden_layers + self.num_nextn_predict_layers
+        if not 0 <= layer < count:
+            raise ValueError(f"layer: got {layer}, expected 0..{count - 1}")
+        return (
+            _KIND_OF_RATIO[self.compress_ratios[layer]] if layer < self.num_hidden_layers else "swa"
+        )
 
     def uses_hash_routing(self, layer: int) -> bool:
-        """Whether a layer picks its experts by token id instead of by score."""
-        return layer < self.num_hash_layers
+        """Whether a layer picks its experts by token id instead of by score; MTP layers never."""
+        return layer < min(self.num_hash_layers, self.num_hidden_layers)
 
 
 _MAY_BE_ZERO = ("num_hash_layers", "num_nextn_predict_layers", "bos_token_id", "eos_token_id")
@@ -235,6 +241,10 @@ def _check_relations(config: ModelConfig) -> None:
     for index, ratio in enumerate(ratios):
         if ratio not in _KIND_OF_RATIO:
             raise ValueError(f"compress_ratios[{index}]: got {ratio!r}, expected 0, 4 or 128")
+        if index >= layers and ratio:
+            raise ValueError(
+                f"compress_ratios[{index}]: got {ratio!r}, expected 0 (MTP layers are window-only)"
+            )
     rope = config.qk_rope_head_dim
     for field, value in (("head_dim", config.head_dim), ("index_head_dim", config.index_head_dim)):
         if value < rope:

@@ -19,6 +19,7 @@ from dsv4.cache import CacheSpec
 from dsv4.config import ModelConfig
 from dsv4.hyper_connection import HyperConnectionHead
 from dsv4.layers import Linear, RmsNorm, parameter
+from dsv4.mtp import MtpBlock
 from dsv4.step import DecodeStep, PrefillStep, Step, step_ropes
 
 Cache = dict[str, jax.Array]
@@ -36,14 +37,18 @@ class Embedding(nnx.Module):
 
 
 class Model(nnx.Module):
-    """DeepSeek-V4 without MTP; parameter paths are the checkpoint's names.
+    """DeepSeek-V4; parameter paths are the checkpoint's names.
+
+    With `mtp` it also has the multi-token-prediction block, which only `dsv4.mtp` runs.
 
     `dtype` is the compute dtype and that of all parameters but the ones that are always float32
     (hyper-connections, `ape`, `attn_sink`, gate bias). Build it abstractly with
     `nnx.eval_shape(lambda: Model(config, dtype))` and fill in loaded arrays.
     """
 
-    def __init__(self, config: ModelConfig, dtype: jax.typing.DTypeLike):
+    def __init__(
+        self, config: ModelConfig, dtype: jax.typing.DTypeLike, *, mtp: bool = False
+    ) -> None:
         self.config = config
         self.embed = Embedding(config.vocab_size, config.hidden_size, dtype)
         self.layers = nnx.List(
@@ -52,6 +57,8 @@ class Model(nnx.Module):
         self.hc_head = HyperConnectionHead(config)
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.head = Linear(config.hidden_size, config.vocab_size, dtype)
+        if mtp:
+            self.mtp = nnx.List([MtpBlock(config, dtype)])
 
     def __call__(self, cache: Cache, step: Step) -> tuple[Cache, jax.Array]:
         """Runs a step's tokens through all layers -> new cache, streams [M, hc_mult, D]."""

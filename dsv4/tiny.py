@@ -1,4 +1,5 @@
-"""Builds a small DeepSeek-V4 checkpoint with random weights, complete and in official naming.
+"""Builds a small DeepSeek-V4 checkpoint with random weights, complete (its MTP block
+included) and in official naming.
 
 Every parameter is random, also those that a fresh model keeps at zero (sinks, biases, mixing
 bases), for zeros hide mistakes. The same seed gives the same files.
@@ -83,7 +84,8 @@ def _config_json(config: ModelConfig) -> str:
 
 def _random_tensors(config: ModelConfig, seed: int) -> dict[str, np.ndarray]:
     """Returns official name -> array for every parameter of the model."""
-    model = nnx.eval_shape(lambda: Model(config, jnp.bfloat16))
+    with_mtp = config.num_nextn_predict_layers > 0
+    model = nnx.eval_shape(lambda: Model(config, jnp.bfloat16, mtp=with_mtp))
     tensors = {}
     for path, leaf in nnx.to_flat_state(nnx.state(model)):
         official = names.weight_tensors(path, leaf.shape)

@@ -38,6 +38,8 @@ _COMPRESSOR = {
     "position_bias": "ape",
     "kv_norm": "norm",
 }
+# Parts of an MTP block that some writers repeat: the model's embedding and output head.
+_SHARED = {"emb", "embed", "embed_tokens", "head", "lm_head"}
 _EXPERT = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _GATE = {"e_score_correction_bias": "bias"}
 
@@ -49,8 +51,8 @@ def official_name(stored: str) -> str:
         parts = parts[1:]
     parts[0] = _ROOT.get(parts[0], parts[0])
     if parts[0] == "hc_head" and len(parts) == 2:
-        return f"hc_head_{parts[1].removeprefix('hc_')}"
-    if parts[0] == "layers" and len(parts) > 2:
+        return _head_mixing(parts[1])
+    if parts[0] in ("layers", "mtp") and len(parts) > 2:
         return ".".join([*parts[:2], *_official_in_layer(parts[2:])])
     return ".".join(parts)
 
@@ -58,6 +60,12 @@ def official_name(stored: str) -> str:
 def is_mtp(official: str) -> bool:
     """Whether a tensor belongs to the multi-token-prediction block."""
     return official.startswith("mtp.")
+
+
+def is_shared_copy(official: str) -> bool:
+    """Whether a tensor of that block repeats the model's own embedding or output head."""
+    parts = official.split(".")
+    return parts[0] == "mtp" and len(parts) > 2 and parts[2] in _SHARED
 
 
 def official_tensors(stored: Iterable[StoredTensor]) -> dict[str, StoredTensor]:
@@ -111,8 +119,14 @@ def scale_name(weight: str, suffix: str) -> str:
     return weight.removesuffix("weight") + suffix
 
 
+def _head_mixing(part: str) -> str:
+    return f"hc_head_{part.removeprefix('hc_')}"
+
+
 def _official_in_layer(parts: list[str]) -> list[str]:
     head = _LAYER.get(parts[0], parts[0])
+    if head == "hc_head" and len(parts) == 2:
+        return [_head_mixing(parts[1])]
     if head in _HYPER and len(parts) == 2:
         return [f"{_HYPER[head]}_{parts[1]}"]
     if head == "attn" and len(parts) > 1:

@@ -145,6 +145,17 @@ def test_canonical_json_is_equal_exactly_for_equal_models():
     assert json.loads(tiny.canonical_json())["rope_scaling"]["factor"] == 16
 
 
+def test_an_mtp_layer_follows_the_main_ones_and_has_a_window_and_scores():
+    config = dataclasses.replace(ModelConfig.tiny(), num_hash_layers=9)
+    assert config.layer_kind(6) == "swa"
+    assert config.uses_hash_routing(5) and not config.uses_hash_routing(6)
+
+
+def test_an_mtp_layer_with_compression_is_refused():
+    with pytest.raises(ValueError, match=r"compress_ratios\[6\]: got 4"):
+        dataclasses.replace(ModelConfig.tiny(), compress_ratios=(0, 4, 128, 4, 128, 4, 4))
+
+
 def test_a_layer_outside_the_model_has_no_kind():
-    with pytest.raises(ValueError, match="layer: got 6"):
-        ModelConfig.tiny().layer_kind(6)
+    with pytest.raises(ValueError, match="layer: got 7"):
+        ModelConfig.tiny().layer_kind(7)

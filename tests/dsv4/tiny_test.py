@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from dsv4 import tiny
-from dsv4.checkpoint import fingerprint, load, writer
+from dsv4.checkpoint import fingerprint, load, names, reader, writer
 from dsv4.config import ModelConfig
 from dsv4.text import ByteTokenizer, load_tokenizer
 
@@ -47,6 +47,13 @@ def test_hash_layers_give_each_token_distinct_experts_that_exist(folder):
     assert table.shape == (config.vocab_size, config.num_experts_per_tok)
     assert (np.diff(table, axis=1) > 0).all()
     assert set(np.unique(table)) == set(range(config.n_routed_experts))
+
+
+def test_it_holds_the_tensors_of_an_mtp_block_that_are_no_copies(folder):
+    stored = names.official_tensors(reader.read_tensors(folder))
+    block = {name for name in stored if names.is_mtp(name)}
+    assert {"mtp.0.e_proj.weight", "mtp.0.hc_head_fn", "mtp.0.ffn.experts.7.w2.weight"} <= block
+    assert not any(names.is_shared_copy(name) for name in block)
 
 
 def test_the_byte_tokenizer_fits(folder):

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import dsv4.tiny
-from serve.default_model import ensure_tiny_model
+from dsv4.checkpoint.fingerprint import model_fingerprint
+from serve.default_model import TINY_FINGERPRINT, ensure_tiny_model
 
 
 @pytest.fixture
@@ -27,6 +28,12 @@ def test_the_model_is_built_on_first_use_and_found_afterwards(tmp_path, builds):
     assert ensure_tiny_model(tmp_path / "cache") == first
     assert len(builds) == 1 and (first / "weights").exists()
     assert list((tmp_path / "cache").iterdir()) == [first]
+
+
+def test_the_folder_is_named_after_what_is_built(tmp_path):
+    folder = ensure_tiny_model(tmp_path)
+    assert model_fingerprint(folder).startswith(TINY_FINGERPRINT)
+    assert folder.name.endswith(TINY_FINGERPRINT)
 
 
 def test_processes_that_build_at_the_same_time_agree_on_one_complete_model(tmp_path, builds):
