@@ -1,0 +1,283 @@
+"""What a conversation consists of: messages, tools, tool calls and the form of the answer.
+
+Frozen types, read from OpenAI-style JSON values by `from_json`. Every error is a
+`ConversationError` naming path, value seen and value expected; keys that are not listed are
+ignored. Knows no tokenizer and no wire format.
+"""
+
+import enum
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dsv4.text.chat import fields
+from dsv4.text.chat.fields import MISSING, ConversationError
+
+# What stands unescaped between the quotes of name="..." in a tool call.
+_NAME = re.compile(r'[^"<>\x00-\x1f\x7f]+')
+_NAME_EXPECTED = 'a non-empty name without ", <, > and control characters'
+
+
+class Role(enum.StrEnum):
+    """Who speaks. The last two are of DeepSeek: an instruction in a user's place, a reminder."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+    DEVELOPER = "developer"
+    LATEST_REMINDER = "latest_reminder"
+
+
+class ThinkingMode(enum.StrEnum):
+    """Whether the model reasons before it answers."""
+
+    THINKING = "thinking"
+    CHAT = "chat"
+
+
+class ReasoningEffort(enum.StrEnum):
+    """How long the model is asked to reason; what a level means depends on the model's release."""
+
+    LOW = "low"
+    HIGH = "high"
+    MAX = "max"
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool, made by the model.
+
+    Attributes:
+      id: what the tool's result refers to; empty if the client gave none.
+      name: the tool.
+      arguments: JSON text, normally of an object, as the model or the client wrote it.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+    @classmethod
+    def from_json(cls, value: Any, path: str) -> "ToolCall":
+        """Reads `{"id", "type": "function", "function": {"name", "arguments"}}`.
+
+        `arguments` may be an object instead of JSON text, and may be missing or null for a call
+        without arguments.
+
+        Raises:
+          ConversationError: a value has the wrong type or form.
+        """
+        call = fields.read_object(value, path)
+        fields.read_choice(call.get("type") or "function", f"{path}.type", ("function",))
+        function = fields.read_object(call.get("function", MISSING), f"{path}.function")
+        name = _read_name(function, f"{path}.function")
+        arguments = function.get("arguments")
+        if arguments is None:
+            arguments = "{}"
+        elif isinstance(arguments, Mapping):
+            arguments = _dump(arguments, f"{path}.function.arguments")
+        elif not isinstance(arguments, str):
+            expected = "JSON text or an object"
+            raise ConversationError(f"{path}.function.arguments", arguments, expected)
+        fields.read_text(arguments, f"{path}.function.arguments")
+        return cls(fields.read_optional_text(call, "id", path), name, arguments)
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function the model may call.
+
+    Attributes:
+      name: as the model writes it.
+      description: for the model; may be empty.
+      parameters: JSON schema of the arguments; empty if the client gave none.
+      raw: the `function` object as given, which is what the model is shown.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    raw: Mapping[str, Any]
+
+    @classmethod
+    def from_json(cls, value: Any, path: str) -> "Tool":
+        """Reads `{"type": "function", "function": {"name", "description", "parameters"}}`.
+
+        Raises:
+          ConversationError: a value has the wrong type or form.
+        """
+        tool = fields.read_object(value, path)
+        fields.read_choice(tool.get("type", "function"), f"{path}.type", ("function",))
+        function = fields.read_object(tool.get("function", MISSING), f"{path}.function")
+        name = _read_name(function, f"{path}.function")
+        description = fields.read_optional_text(function, "description", f"{path}.function")
+        parameters = function.get("parameters")
+        if parameters is None:
+            parameters = {}
+        parameters = fields.read_object(parameters, f"{path}.function.parameters")
+        _dump(function, f"{path}.function")
+        return cls(name, description, parameters, function)
+
+
+@dataclass(frozen=True)
+class ResponseFormat:
+    """The form that the answer must have.
+
+    Attributes:
+      schema: JSON schema of the answer.
+    """
+
+    schema: Mapping[str, Any]
+
+    @classmethod
+    def from_json(cls, value: Any, path: str) -> "ResponseFormat | None":
+        """Reads `{"type": "text" | "json_object" | "json_schema", "json_schema": {"schema"}}`.
+
+        Returns None for text, and the schema of any object for json_object.
+
+        Raises:
+          ConversationError: a value has the wrong type or form.
+        """
+        given = fields.read_object(value, path)
+        kinds = ("text", "json_object", "json_schema")
+        kind = fields.read_choice(given.get("type", MISSING), f"{path}.type", kinds)
+        if kind == "text":
+            return None
+        if kind == "json_object":
+            return cls({"type": "object"})
+        wrapper = fields.read_object(given.get("json_schema", MISSING), f"{path}.json_schema")
+        schema_path = f"{path}.json_schema.schema"
+        schema = fields.read_object(wrapper.get("schema", MISSING), schema_path)
+        _dump(schema, schema_path)
+        return cls(schema)
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of a conversation.
+
+    Attributes:
+      role: who speaks.
+      content: the text; parts of a content array are joined by an empty line.
+      reasoning: what an assistant thought before `content`.
+      tool_calls: calls of an assistant, after `content`.
+      tool_call_id: the call that a tool's result answers; empty if the client gave none.
+      tools: tools declared by a system or developer message.
+      response_format: form of the answer asked for by a system or developer message.
+      prefix: the model goes on writing this assistant message, which must be the last one.
+    """
+
+    role: Role
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    tools: tuple[Tool, ...] = ()
+    response_format: ResponseFormat | None = None
+    prefix: bool = False
+
+    @classmethod
+    def from_json(cls, value: Any, path: str) -> "Message":
+        """Reads one entry of an OpenAI-style `messages` array.
+
+        Content is a string, an array of text parts, or null. The keys of DeepSeek are
+        `reasoning_content` (or `reasoning`), `prefix`, and `tools` and `response_format` inside a
+        system or developer message.
+
+        Raises:
+          ConversationError: a value has the wrong type or form, or stands in a message of a role
+            that cannot have it.
+        """
+        given = fields.read_object(value, path)
+        role = Role(fields.read_choice(given.get("role", MISSING), f"{path}.role", tuple(Role)))
+        _refuse_keys_of_other_roles(given, role, path)
+        content = _read_content(given.get("content"), role, f"{path}.content")
+        response_format = given.get("response_format")
+        if response_format is not None:
+            response_format = ResponseFormat.from_json(response_format, f"{path}.response_format")
+        prefix = given.get("prefix") or False
+        if not isinstance(prefix, bool):
+            raise ConversationError(f"{path}.prefix", prefix, "true or false")
+        reasoning = fields.read_optional_text(given, "reasoning_content", path)
+        return cls(
+            role=role,
+            content=content,
+            reasoning=reasoning or fields.read_optional_text(given, "reasoning", path),
+            tool_calls=read_tool_calls(given.get("tool_calls"), f"{path}.tool_calls"),
+            tool_call_id=fields.read_optional_text(given, "tool_call_id", path),
+            tools=read_tools(given.get("tools"), f"{path}.tools"),
+            response_format=response_format,
+            prefix=prefix,
+        )
+
+
+def read_messages(value: Any, path: str = "messages") -> tuple[Message, ...]:
+    """Returns the messages of a JSON array; raises ConversationError."""
+    return tuple(Message.from_json(item, where) for item, where in fields.read_array(value, path))
+
+
+def read_tools(value: Any, path: str = "tools") -> tuple[Tool, ...]:
+    """Returns the tools of a JSON array, none for null; raises ConversationError."""
+    array = fields.read_array([] if value is None else value, path)
+    return tuple(Tool.from_json(item, where) for item, where in array)
+
+
+def read_tool_calls(value: Any, path: str = "tool_calls") -> tuple[ToolCall, ...]:
+    """Returns the tool calls of a JSON array, none for null; raises ConversationError."""
+    array = fields.read_array([] if value is None else value, path)
+    return tuple(ToolCall.from_json(item, where) for item, where in array)
+
+
+_KEYS_OF_ROLES = {
+    "tool_calls": (Role.ASSISTANT,),
+    "prefix": (Role.ASSISTANT,),
+    "tools": (Role.SYSTEM, Role.DEVELOPER),
+    "response_format": (Role.SYSTEM, Role.DEVELOPER),
+}
+
+
+def _refuse_keys_of_other_roles(given: Mapping[str, Any], role: Role, path: str) -> None:
+    for key, roles in _KEYS_OF_ROLES.items():
+        if given.get(key) and role not in roles:
+            raise ConversationError(f"{path}.{key}", given[key], f"none in a {role} message")
+    for key in ("function_call", "audio"):
+        if given.get(key) is not None:
+            raise ConversationError(f"{path}.{key}", given[key], "none: it is not supported")
+
+
+def _read_content(value: Any, role: Role, path: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return fields.read_text(value, path)
+    if not isinstance(value, list | tuple):
+        raise ConversationError(path, value, "a string, an array of text parts or null")
+    texts = []
+    for item, where in fields.read_array(value, path):
+        part = fields.read_object(item, where)
+        kind = part.get("type", MISSING)
+        if kind == "text":
+            texts.append(fields.read_text(part.get("text", MISSING), f"{where}.text"))
+        elif role is Role.TOOL and isinstance(kind, str):
+            # The official encoder shows the model that the tool returned something it cannot see.
+            texts.append(f"[Unsupported {fields.read_text(kind, f'{where}.type')}]")
+        else:
+            raise ConversationError(f"{where}.type", kind, '"text": the model reads only text')
+    return "\n\n".join(texts)
+
+
+def _read_name(parent: Mapping[str, Any], path: str) -> str:
+    name = fields.read_text(parent.get("name", MISSING), f"{path}.name")
+    if _NAME.fullmatch(name) is None:
+        raise ConversationError(f"{path}.name", name, _NAME_EXPECTED)
+    return name
+
+
+def _dump(value: Mapping[str, Any], path: str) -> str:
+    try:
+        return fields.read_text(json.dumps(value, ensure_ascii=False), path)
+    except (TypeError, RecursionError) as error:
+        raise ConversationError(path, value, "a JSON value") from error
