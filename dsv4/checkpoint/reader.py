@@ -74,6 +74,21 @@ class StoredTensor:
         return data
 
 
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """What the headers of a checkpoint folder say.
+
+    Attributes:
+      tensors: of every file that can be read.
+      problems: everything wrong with files and index, in the order it was found.
+      unread: names of tensors that the index places in files that cannot be read.
+    """
+
+    tensors: tuple[StoredTensor, ...] = ()
+    problems: tuple[CheckpointError, ...] = ()
+    unread: frozenset[str] = frozenset()
+
+
 def read_tensors(directory: pathlib.Path) -> list[StoredTensor]:
     """Returns every tensor of a checkpoint folder, single file or sharded, from the headers alone.
 
@@ -82,22 +97,33 @@ def read_tensors(directory: pathlib.Path) -> list[StoredTensor]:
       truncated
         shard, one name in two shards, index and shards that disagree.
     """
+    contents = scan(directory)
+    if contents.problems:
+        raise contents.problems[0]
+    return list(contents.tensors)
+
+
+def scan(directory: pathlib.Path) -> Contents:
+    """Like `read_tensors`, but goes on after a problem: returns what can be read and what is wrong.
+
+    At most one problem is reported per damaged file. Raises nothing.
+    """
     if not directory.is_dir():
-        raise CheckpointError("no such folder", file=directory)
+        return Contents(problems=(CheckpointError("no such folder", file=directory),))
     single, index = directory / SINGLE_FILE, directory / INDEX_FILE
     if single.exists() and index.exists():
-        raise CheckpointError(
-            f"got both {SINGLE_FILE} and {INDEX_FILE}, expected one", file=directory
-        )
-    if single.exists():
-        return read_header(single)
-    if not index.exists():
+        problem = f"got both {SINGLE_FILE} and {INDEX_FILE}, expected one"
+        return Contents(problems=(CheckpointError(problem, file=directory),))
+    if not single.exists() and not index.exists():
         seen = sorted(path.name for path in directory.iterdir())[:8]
-        raise CheckpointError(
-            f"expected {SINGLE_FILE} or {INDEX_FILE}, got {seen or 'an empty folder'}",
-            file=directory,
-        )
-    return _read_shards(directory, index)
+        problem = f"expected {SINGLE_FILE} or {INDEX_FILE}, got {seen or 'an empty folder'}"
+        return Contents(problems=(CheckpointError(problem, file=directory),))
+    try:
+        if single.exists():
+            return Contents(tuple(read_header(single)))
+        return _scan_shards(directory, index)
+    except CheckpointError as error:
+        return Contents(problems=(error,))
 
 
 def read_header(path: pathlib.Path) -> list[StoredTensor]:
@@ -193,7 +219,7 @@ def _check_extent(tensors: list[StoredTensor], path: pathlib.Path, payload: int,
         )
 
 
-def _read_shards(directory: pathlib.Path, index: pathlib.Path) -> list[StoredTensor]:
+def _scan_shards(directory: pathlib.Path, index: pathlib.Path) -> Contents:
     try:
         weight_map = parse_json(index.read_bytes(), index).get("weight_map")
     except OSError as error:
@@ -202,35 +228,64 @@ def _read_shards(directory: pathlib.Path, index: pathlib.Path) -> list[StoredTen
         raise CheckpointError(
             f"weight_map: got {type(weight_map).__name__}, expected a non-empty object", file=index
         )
-    for name, shard in weight_map.items():
-        if not isinstance(shard, str) or pathlib.PurePath(shard).name != shard:
-            raise CheckpointError(
-                f"weight_map: got {shard!r}, expected a file name", file=index, tensor=name
-            )
-        if not (directory / shard).is_file():
-            raise CheckpointError(
-                f"weight_map: points to {shard}, which does not exist", file=index, tensor=name
-            )
+    problems = _check_shard_names(weight_map, directory, index)
     found: dict[str, StoredTensor] = {}
-    for shard in sorted(set(weight_map.values())):
-        for tensor in read_header(directory / shard):
+    readable: set[str] = set()
+    for shard in sorted({shard for shard in weight_map.values() if isinstance(shard, str)}):
+        if pathlib.PurePath(shard).name != shard or not (directory / shard).is_file():
+            continue
+        try:
+            tensors = read_header(directory / shard)
+        except CheckpointError as error:
+            problems.append(error)
+            continue
+        readable.add(shard)
+        for tensor in tensors:
             if tensor.name in found:
-                raise tensor.error(f"is also in {found[tensor.name].file.name}, expected once")
-            found[tensor.name] = tensor
-    _check_index(weight_map, found, index)
-    return list(found.values())
+                other = found[tensor.name].file.name
+                problems.append(tensor.error(f"is also in {other}, expected once"))
+            found.setdefault(tensor.name, tensor)
+    unread = {name for name, shard in weight_map.items() if str(shard) not in readable}
+    problems += _check_index(weight_map, found, unread, index)
+    return Contents(tuple(found.values()), tuple(problems), frozenset(unread - found.keys()))
+
+
+def _check_shard_names(
+    weight_map: Mapping[str, Any], directory: pathlib.Path, index: pathlib.Path
+) -> list[CheckpointError]:
+    """One problem for each value that is no file of the folder, naming its first tensor."""
+    problems = []
+    seen: set[str] = set()
+    for name, shard in weight_map.items():
+        if str(shard) in seen:
+            continue
+        seen.add(str(shard))
+        if not isinstance(shard, str) or pathlib.PurePath(shard).name != shard:
+            problem = f"weight_map: got {shard!r}, expected a file name"
+        elif not (directory / shard).is_file():
+            problem = f"weight_map: points to {shard}, which does not exist"
+        else:
+            continue
+        problems.append(CheckpointError(problem, file=index, tensor=name))
+    return problems
 
 
 def _check_index(
-    weight_map: Mapping[str, str], found: Mapping[str, StoredTensor], index: pathlib.Path
-) -> None:
+    weight_map: Mapping[str, Any],
+    found: Mapping[str, StoredTensor],
+    unread: set[str],
+    index: pathlib.Path,
+) -> list[CheckpointError]:
+    problems = []
     for name, shard in weight_map.items():
-        if name not in found:
-            raise CheckpointError(
-                f"weight_map: says {shard}, but no shard has it", file=index, tensor=name
-            )
-        if found[name].file.name != shard:
-            raise found[name].error(f"lies in this shard, but {index.name} says {shard}")
-    for name, tensor in found.items():
-        if name not in weight_map:
-            raise tensor.error(f"is not listed in {index.name}")
+        if name not in found and name not in unread:
+            problem = f"weight_map: says {shard}, but no shard has it"
+            problems.append(CheckpointError(problem, file=index, tensor=name))
+        elif name in found and found[name].file.name != shard:
+            problems.append(found[name].error(f"lies in this shard, but {index.name} says {shard}"))
+    problems += [
+        tensor.error(f"is not listed in {index.name}")
+        for name, tensor in found.items()
+        if name not in weight_map
+    ]
+    return problems
