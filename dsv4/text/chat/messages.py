@@ -46,6 +46,13 @@ class ReasoningEffort(enum.StrEnum):
     MAX = "max"
 
 
+class Release(enum.StrEnum):
+    """Which checkpoint of DeepSeek-V4: they differ in what a reasoning effort means."""
+
+    PREVIEW = "preview"  # low, high: nothing; max: a text
+    V0731 = "0731"  # low: nothing; high: that text; max: a stronger one
+
+
 @dataclass(frozen=True)
 class ToolCall:
     """A call of a tool, made by the model.
@@ -127,7 +134,7 @@ class ResponseFormat:
     """The form that the answer must have.
 
     Attributes:
-      schema: JSON schema of the answer.
+      schema: what the model is shown, normally a JSON schema.
     """
 
     schema: Mapping[str, Any]
@@ -136,7 +143,7 @@ class ResponseFormat:
     def from_json(cls, value: Any, path: str) -> "ResponseFormat | None":
         """Reads `{"type": "text" | "json_object" | "json_schema", "json_schema": {"schema"}}`.
 
-        Returns None for text, and the schema of any object for json_object.
+        Returns None for text. For json_object the model is shown the format object itself.
 
         Raises:
           ConversationError: a value has the wrong type or form.
@@ -147,7 +154,7 @@ class ResponseFormat:
         if kind == "text":
             return None
         if kind == "json_object":
-            return cls({"type": "object"})
+            return cls({"type": "json_object"})
         wrapper = fields.read_object(given.get("json_schema", MISSING), f"{path}.json_schema")
         schema_path = f"{path}.json_schema.schema"
         schema = fields.read_object(wrapper.get("schema", MISSING), schema_path)
@@ -184,8 +191,8 @@ class Message:
         """Reads one entry of an OpenAI-style `messages` array.
 
         Content is a string, an array of text parts, or null. The keys of DeepSeek are
-        `reasoning_content` (or `reasoning`), `prefix`, and `tools` and `response_format` inside a
-        system or developer message.
+        `reasoning_content` (or `reasoning`), `prefix`, and in a system or developer message
+        `tools` and `response_format`, which here is the schema itself.
 
         Raises:
           ConversationError: a value has the wrong type or form, or stands in a message of a role
@@ -195,9 +202,12 @@ class Message:
         role = Role(fields.read_choice(given.get("role", MISSING), f"{path}.role", tuple(Role)))
         _refuse_keys_of_other_roles(given, role, path)
         content = _read_content(given.get("content"), role, f"{path}.content")
-        response_format = given.get("response_format")
-        if response_format is not None:
-            response_format = ResponseFormat.from_json(response_format, f"{path}.response_format")
+        response_format = None
+        if given.get("response_format"):
+            schema_path = f"{path}.response_format"
+            schema = fields.read_object(given["response_format"], schema_path)
+            _dump(schema, schema_path)
+            response_format = ResponseFormat(schema)
         prefix = given.get("prefix") or False
         if not isinstance(prefix, bool):
             raise ConversationError(f"{path}.prefix", prefix, "true or false")
@@ -212,6 +222,24 @@ class Message:
             response_format=response_format,
             prefix=prefix,
         )
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a prompt is made of.
+
+    Attributes:
+      messages: in order.
+      thinking: whether the model reasons before it answers.
+      effort: None for the least the model's release knows.
+      keep_reasoning: show the reasoning before the last question too; always so where tools are
+        declared.
+    """
+
+    messages: tuple[Message, ...]
+    thinking: ThinkingMode = ThinkingMode.THINKING
+    effort: ReasoningEffort | None = None
+    keep_reasoning: bool = False
 
 
 def read_messages(value: Any, path: str = "messages") -> tuple[Message, ...]:
