@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 from flax import nnx
 
-from dsv4.checkpoint import load, names, reader, writer
+from dsv4.checkpoint import config_file, names, reader, writer
 from dsv4.config import ModelConfig
 from dsv4.model import Model
 
@@ -55,7 +55,7 @@ def build_tiny_checkpoint(
     draft = pathlib.Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         draft.chmod(0o755)
-        (draft / load.CONFIG_FILE).write_text(_config_json(config), encoding="utf-8")
+        (draft / config_file.CONFIG_FILE).write_text(_config_json(config), encoding="utf-8")
         writer.write_safetensors(draft / reader.SINGLE_FILE, _random_tensors(config, seed))
         os.replace(draft, target)
     finally:

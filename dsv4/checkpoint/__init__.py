@@ -1,4 +1,4 @@
 """Checkpoints on disk: official DeepSeek-V4 names and their variants, every format they ship in.
 
-`load` builds models and needs jax; `reader`, `names` and `formats` are plain NumPy.
+What builds models (`load`, `plan`) needs jax; the rest is plain NumPy and starts in a moment.
 """

@@ -9,7 +9,7 @@ import json
 import pathlib
 from collections.abc import Iterator
 
-from dsv4.checkpoint import load, names, reader
+from dsv4.checkpoint import config_file, names, reader
 
 # Checkpoints below this size are hashed completely; of larger ones, a sample of each tensor.
 _FULL_BYTES = 64 << 20
@@ -25,7 +25,7 @@ def model_fingerprint(directory: str | pathlib.Path) -> str:
       CheckpointError: a damaged config, header or index, or a truncated file.
     """
     folder = pathlib.Path(directory)
-    config, _ = load.load_config(folder)
+    config, _ = config_file.load_config(folder)
     tensors = names.official_tensors(reader.read_tensors(folder))
     complete = sum(tensor.num_bytes for tensor in tensors.values()) < _FULL_BYTES
     digest = hashlib.blake2b(digest_size=32)

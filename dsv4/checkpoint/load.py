@@ -8,7 +8,6 @@ float32, checked and cast. Nothing is guessed or skipped, except the multi-token
 import logging
 import pathlib
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +16,10 @@ from flax import nnx
 
 from dsv4.checkpoint import formats, names, reader
 from dsv4.checkpoint import plan as planning
-from dsv4.checkpoint.errors import CheckpointError
+from dsv4.checkpoint.config_file import CONFIG_FILE, declared_fp8_block, load_config
 from dsv4.checkpoint.plan import Assignment
 from dsv4.config import ModelConfig
 from dsv4.model import Model
-
-CONFIG_FILE = "config.json"
 
 Progress = Callable[[int, int], None]
 
@@ -32,20 +29,6 @@ _LOG = logging.getLogger(__name__)
 _PIECE_BYTES = 32 << 20
 # XLA takes host memory without a copy if it is aligned to this.
 _ALIGNMENT = 64
-
-
-def load_config(directory: str | pathlib.Path) -> tuple[ModelConfig, dict[str, Any]]:
-    """Returns the config and the raw config.json. Raises CheckpointError naming the file."""
-    path = pathlib.Path(directory) / CONFIG_FILE
-    try:
-        raw = reader.parse_json(path.read_bytes(), path)
-        return ModelConfig.from_hf(raw), raw
-    except CheckpointError:
-        raise
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error}", file=path) from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"no usable config: {error}", file=path) from error
 
 
 def load_model(
@@ -80,7 +63,7 @@ def load_model(
         skipped = len(stored) - len(tensors)
         _LOG.info("%s: skipped %d tensors of the multi-token-prediction block", folder, skipped)
     graph, leaves = planning.abstract_model(config, compute_dtype)
-    fp8_block = planning.declared_fp8_block(raw, folder / CONFIG_FILE)
+    fp8_block = declared_fp8_block(raw, folder / CONFIG_FILE)
     assignments = planning.plan(leaves, tensors, source=folder, fp8_block=fp8_block)
     total = sum(assignment.num_bytes for assignment in assignments)
     done = 0

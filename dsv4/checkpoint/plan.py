@@ -77,29 +77,6 @@ def without_mtp(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     return {name: tensor for name, tensor in tensors.items() if not names.is_mtp(name)}
 
 
-def declared_fp8_block(raw: Mapping[str, Any], file: pathlib.Path) -> tuple[int, int] | None:
-    """Returns rows and columns per fp8 scale as a raw config.json declares them, or None.
-
-    Raises:
-      CheckpointError: quantization_config.weight_block_size is not two positive integers; names
-        `file`.
-    """
-    quantisation = raw.get("quantization_config")
-    block = quantisation.get("weight_block_size") if isinstance(quantisation, dict) else None
-    if block is None:
-        return None
-    if (
-        not isinstance(block, list)
-        or len(block) != 2
-        or not all(type(size) is int and size > 0 for size in block)
-    ):
-        raise CheckpointError(
-            f"quantization_config.weight_block_size: got {block!r}, expected [rows, columns]",
-            file=file,
-        )
-    return block[0], block[1]
-
-
 def find_gaps(leaves: Leaves, tensors: Mapping[str, StoredTensor]) -> Gaps:
     """Compares parameters with tensors by official name; scales beside a weight are part of it."""
     wanted = [

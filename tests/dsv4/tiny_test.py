@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from dsv4 import tiny
-from dsv4.checkpoint import fingerprint, load, names, reader, writer
+from dsv4.checkpoint import config_file, fingerprint, load, names, reader, writer
 from dsv4.config import ModelConfig
 from dsv4.text import ByteTokenizer, load_tokenizer
 
@@ -57,7 +57,7 @@ def test_it_holds_the_tensors_of_an_mtp_block_that_are_no_copies(folder):
 
 
 def test_the_byte_tokenizer_fits(folder):
-    config, _ = load.load_config(folder)
+    config, _ = config_file.load_config(folder)
     assert isinstance(load_tokenizer(folder, config), ByteTokenizer)
 
 

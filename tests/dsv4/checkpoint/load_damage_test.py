@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dsv4.checkpoint import load, reader
+from dsv4.checkpoint import config_file, load, reader
 from dsv4.checkpoint.errors import CheckpointError
 from tests.dsv4.checkpoint import draft
 
@@ -413,9 +413,9 @@ CONFIG_DAMAGE = {
 def test_a_damaged_config_is_named(tmp_path, kind):
     message, change = CONFIG_DAMAGE[kind]
     folder = draft.golden("bf16").write(tmp_path)
-    change(folder / load.CONFIG_FILE)
+    change(folder / config_file.CONFIG_FILE)
     error = refusal(folder)
-    assert str(folder / load.CONFIG_FILE) in str(error)
+    assert str(folder / config_file.CONFIG_FILE) in str(error)
     assert message in str(error)
 
 
