@@ -14,6 +14,8 @@ from dsv4.layers import RmsNorm
 from dsv4.moe import Moe
 from dsv4.step import Step
 
+Cache = dict[str, jax.Array]
+
 
 class Block(nnx.Module):
     """Parameters under the checkpoint's names: attn, ffn, their norms and hyper-connections."""
@@ -37,3 +39,13 @@ class Block(nnx.Module):
         with jax.named_scope("moe"):
             y = self.ffn(self.ffn_norm(x), step.tokens)
         return self.hc_ffn.leave(streams, y, post, comb), cache
+
+
+def run_layer(
+    layer: Block, index: int, cache: Cache, streams: jax.Array, step: Step
+) -> tuple[Cache, jax.Array]:
+    """Runs layer number `index` on its buffers of the whole cache -> new cache, new streams."""
+    prefix = f"layers.{index}."
+    of_layer = {component: cache[prefix + component] for component in step.spec.of_layer(index)}
+    streams, of_layer = layer(streams, of_layer, step)
+    return {**cache, **{prefix + name: array for name, array in of_layer.items()}}, streams

@@ -6,6 +6,10 @@ bytes). A cache is a flat dict from buffer name to one typed array of shape
 of one request). Page 0 and slot 0 are scratch: masked writes go there and nothing reads them.
 
 Nothing is cleared when a page or slot is reused: what may be read follows from positions alone.
+
+With `draft_tokens` the slots have room for so many tokens beyond the last known one. Such a token
+may turn out wrong; then nothing is rolled back: the next step starts at its position, and every
+step overwrites what belongs to its positions before it reads it (dsv4.mtp has the argument).
 """
 
 from __future__ import annotations
@@ -29,7 +33,6 @@ SCRATCH_SLOT = 0
 
 C4_RATIO = 4
 C128_RATIO = 128
-C4_RING_TOKENS = 2 * C4_RATIO
 
 _FORMAT_DTYPES = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}
 _FP8_FORMAT = "fp8_e4m3+f32_scale"
@@ -71,10 +74,17 @@ class BufferSpec:
 
 @dataclasses.dataclass(frozen=True)
 class CacheSpec:
-    """All buffers of a model, in layer order; hashable, so usable as a static argument."""
+    """All buffers of a model, in layer order; hashable, so usable as a static argument.
+
+    Attributes:
+        page_tokens: tokens of a page.
+        buffers: one per component and layer; MTP layers follow the main ones.
+        draft_tokens: tokens a decode step may take beyond the last known one of a request.
+    """
 
     page_tokens: int
     buffers: tuple[BufferSpec, ...]
+    draft_tokens: int = 0
 
     @property
     def by_name(self) -> dict[str, BufferSpec]:
@@ -100,6 +110,7 @@ def cache_spec(
     kv_format: str = "f32",
     index_k_format: str = "f32",
     page_tokens: int = 256,
+    draft_tokens: int = 0,
 ) -> CacheSpec:
     """Lists the cache buffers of a model.
 
@@ -108,6 +119,7 @@ def cache_spec(
         kv_format: "f32" or "bf16", for window and compressed KV. Compressor state is always f32.
         index_k_format: "f32", "bf16" or "fp8".
         page_tokens: tokens of a page, a multiple of 128.
+        draft_tokens: at most the model's MTP layers, whose windows are then part of the cache.
 
     Raises:
         ValueError: naming the argument, if one is not supported.
@@ -123,26 +135,41 @@ def cache_spec(
         raise ValueError(
             f"index_k_format: fp8 needs index_head_dim to be a power of two, got {index_dim}"
         )
+    if not 0 <= draft_tokens <= config.num_nextn_predict_layers:
+        raise ValueError(
+            f"draft_tokens: got {draft_tokens}, expected 0 to {config.num_nextn_predict_layers} "
+            "(num_nextn_predict_layers)"
+        )
+    window = (config.sliding_window + draft_tokens, config.head_dim)
+    ring = state_ring_tokens(draft_tokens)
+    online = (1 + draft_tokens, 3, config.head_dim) if draft_tokens else (3, config.head_dim)
     buffers: list[BufferSpec] = []
     for layer in range(config.num_hidden_layers):
         kind = config.layer_kind(layer)
         head_dim = config.head_dim
-        buffers.append(_rows(layer, "swa_kv", kv_format, (config.sliding_window, head_dim)))
+        buffers.append(_rows(layer, "swa_kv", kv_format, window))
         if kind == "c4":
             entries = page_tokens // C4_RATIO
             buffers += [
                 _rows(layer, "c4_kv", kv_format, (entries, head_dim), C4_RATIO),
                 _index_k(layer, index_k_format, entries, index_dim),
-                _rows(layer, "c4_state", "f32", (C4_RING_TOKENS, 2, 2 * head_dim)),
-                _rows(layer, "index_state", "f32", (C4_RING_TOKENS, 2, 2 * index_dim)),
+                _rows(layer, "c4_state", "f32", (ring, 2, 2 * head_dim)),
+                _rows(layer, "index_state", "f32", (ring, 2, 2 * index_dim)),
             ]
         elif kind == "c128":
             entries = page_tokens // C128_RATIO
             buffers += [
                 _rows(layer, "c128_kv", kv_format, (entries, head_dim), C128_RATIO),
-                _rows(layer, "c128_state", "f32", (3, head_dim)),
+                _rows(layer, "c128_state", "f32", online),
             ]
-    return CacheSpec(page_tokens=page_tokens, buffers=tuple(buffers))
+    for layer in range(draft_tokens):
+        buffers.append(_rows(config.num_hidden_layers + layer, "swa_kv", kv_format, window))
+    return CacheSpec(page_tokens=page_tokens, buffers=tuple(buffers), draft_tokens=draft_tokens)
+
+
+def state_ring_tokens(draft_tokens: int) -> int:
+    """Tokens of a c4 compressor's ring: two windows, and drafts in whole windows."""
+    return C4_RATIO * (2 + -(-draft_tokens // C4_RATIO))
 
 
 def create_cache(spec: CacheSpec, *, num_pages: int, num_slots: int) -> dict[str, jax.Array]:

@@ -5,6 +5,10 @@ norm and rotation at the window's first position. c4 windows overlap: the first 
 of the previous 4 tokens joins the second half of the current 4, so the state is a ring of 8 tokens.
 c128 keeps the open window in online form (running max, sum and weighted sum). Which state counts
 follows from positions alone.
+
+With room for drafts the ring has a window more, so that no draft overwrites a window that the token
+before it still needs, and the online form, which cannot be undone, is kept once per position modulo
+draft tokens + 1.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from dsv4.cache import C4_RATIO, C4_RING_TOKENS, C128_RATIO
+from dsv4.cache import C4_RATIO, C128_RATIO, state_ring_tokens
 from dsv4.config import ModelConfig
 from dsv4.layers import Linear, RmsNorm, apply_rope, parameter, rope_frequencies, rope_table
 from dsv4.step import DecodeStep, PrefillStep, Step, read_before_write
@@ -57,7 +61,8 @@ class Compressor(nnx.Module):
 
         Args:
             x: [M, D], the normed input of the attention sub-layer.
-            state: [slots, 8, 2, 2d] for ratio 4, [slots, 3, d] for ratio 128, float32.
+            state: [slots, 8, 2, 2d] for ratio 4, [slots, 3, d] for ratio 128, float32; with drafts
+                [slots, 12, 2, 2d] and [slots, draft tokens + 1, 3, d].
             step: the step.
 
         Returns:
@@ -80,18 +85,20 @@ Advanced = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 def _prefill_c4(state: jax.Array, rows: jax.Array, step: PrefillStep) -> Advanced:
     num_windows = (rows.shape[0] + C4_RATIO - 1) // C4_RATIO
+    ring_tokens = state_ring_tokens(step.spec.draft_tokens)
     state, ring = read_before_write(state, state[step.slot])
-    ring_positions = step.start + jnp.arange(C4_RING_TOKENS, dtype=jnp.int32)
-    # Token at index i of `recent` has position start - 8 + i.
-    recent = jnp.concatenate([ring[ring_positions % C4_RING_TOKENS], rows])
-    slots = jnp.arange(C4_RING_TOKENS, dtype=jnp.int32)
-    latest = step.end - 1 - (step.end - 1 - slots) % C4_RING_TOKENS
-    state = state.at[step.slot].set(recent[latest - step.start + C4_RING_TOKENS])
+    slots = jnp.arange(ring_tokens, dtype=jnp.int32)
+    # Token at index i of `recent` has position start - ring_tokens + i.
+    recent = jnp.concatenate([ring[(step.start + slots) % ring_tokens], rows])
+    latest = step.end - 1 - (step.end - 1 - slots) % ring_tokens
+    state = state.at[step.slot].set(recent[latest - step.start + ring_tokens])
 
     first = step.start // C4_RATIO
     padded = jnp.pad(recent, ((0, C4_RATIO), (0, 0), (0, 0)))
     blocks = jax.lax.dynamic_slice_in_dim(
-        padded, C4_RATIO - step.start % C4_RATIO, C4_RATIO * (num_windows + 1)
+        padded,
+        ring_tokens - C4_RATIO - step.start % C4_RATIO,
+        C4_RATIO * (num_windows + 1),
     ).reshape(num_windows + 1, C4_RATIO, 2, -1)
     ordinals = first + jnp.arange(num_windows, dtype=jnp.int32)
     pooled = _pool_c4(blocks[:-1], blocks[1:], ordinals)
@@ -99,15 +106,24 @@ def _prefill_c4(state: jax.Array, rows: jax.Array, step: PrefillStep) -> Advance
 
 
 def _decode_c4(state: jax.Array, rows: jax.Array, step: DecodeStep) -> Advanced:
-    state = state.at[step.slots, step.positions % C4_RING_TOKENS].set(rows, mode="drop")
+    ring_tokens = state_ring_tokens(step.spec.draft_tokens)
+    state = state.at[step.slots, step.positions % ring_tokens].set(rows, mode="drop")
     ring = state.at[step.slots].get(mode="clip")
-    halves = ring.reshape(-1, 2, C4_RATIO, *ring.shape[2:])
+    windows = ring.reshape(ring.shape[0], -1, C4_RATIO, *ring.shape[2:])
     ordinals = step.positions // C4_RATIO
-    is_second = (ordinals % 2 == 1)[:, None, None, None]
-    previous = jnp.where(is_second, halves[:, 0], halves[:, 1])
-    current = jnp.where(is_second, halves[:, 1], halves[:, 0])
+    previous = _window_of(windows, ordinals - 1)
+    current = _window_of(windows, ordinals)
     pooled = _pool_c4(previous, current, ordinals)
     return state, pooled, ordinals, step.positions % C4_RATIO == C4_RATIO - 1
+
+
+def _window_of(windows: jax.Array, ordinals: jax.Array) -> jax.Array:
+    """The window of each ordinal from a ring of windows [M, N, 4, 2, 2d] -> [M, 4, 2, 2d]."""
+    place = (ordinals % windows.shape[1])[:, None, None, None]
+    window = windows[:, 0]
+    for index in range(1, windows.shape[1]):
+        window = jnp.where(place == index, windows[:, index], window)
+    return window
 
 
 def _pool_c4(previous: jax.Array, current: jax.Array, ordinals: jax.Array) -> jax.Array:
@@ -125,7 +141,8 @@ def _prefill_c128(state: jax.Array, rows: jax.Array, step: PrefillStep) -> Advan
     num_tokens = rows.shape[0]
     num_windows = (num_tokens + C128_RATIO - 2) // C128_RATIO + 1
     lead = step.start % C128_RATIO
-    state, open_window = read_before_write(state, state[step.slot])
+    before = _open_window(step, step.slot, step.start - 1)
+    state, open_window = read_before_write(state, state[before])
 
     is_valid = (jnp.arange(num_tokens) < step.num_valid)[:, None]
     gates = jnp.where(is_valid, rows[:, 1], -jnp.inf)
@@ -143,18 +160,33 @@ def _prefill_c128(state: jax.Array, rows: jax.Array, step: PrefillStep) -> Advan
 
     ordinals = step.start // C128_RATIO + jnp.arange(num_windows, dtype=jnp.int32)
     still_open = jnp.clip(step.end // C128_RATIO - step.start // C128_RATIO, 0, num_windows - 1)
-    state = state.at[step.slot].set(online[still_open])
+    after = _open_window(step, step.slot, step.end - 1)
+    state = state.at[after].set(online[still_open])
     return state, _entry(online), ordinals, C128_RATIO * (ordinals + 1) <= step.end
 
 
 def _decode_c128(state: jax.Array, rows: jax.Array, step: DecodeStep) -> Advanced:
-    state, open_windows = read_before_write(state, state.at[step.slots].get(mode="clip"))
+    before = _open_window(step, step.slots, step.positions - 1)
+    state, open_windows = read_before_write(state, state.at[before].get(mode="clip"))
     place = step.positions % C128_RATIO
+    is_first = (place == 0)[:, None, None]
     token = jnp.stack([rows[:, 1], jnp.ones_like(rows[:, 0]), rows[:, 0]], axis=1)
-    online = _merge(_restart(open_windows, (place == 0)[:, None, None]), token)
-    state = state.at[step.slots].set(online, mode="drop")
+    online = _merge(_restart(open_windows, is_first), token)
+    for _ in range(step.spec.draft_tokens):
+        # Drafts go on from the row before them, one more of a request's rows per round.
+        of_previous_row = jnp.roll(online, 1, axis=0)
+        begun = jnp.where(step.is_draft[:, None, None], of_previous_row, open_windows)
+        online = _merge(_restart(begun, is_first), token)
+    after = _open_window(step, step.slots, step.positions)
+    state = state.at[after].set(online, mode="drop")
     ordinals = step.positions // C128_RATIO
     return state, _entry(online), ordinals, place == C128_RATIO - 1
+
+
+def _open_window(step: Step, slots: jax.Array, positions: jax.Array) -> tuple[jax.Array, ...]:
+    """Index into the state: the open window after the token at a position."""
+    versions = step.spec.draft_tokens + 1
+    return (slots, positions % versions) if versions > 1 else (slots,)
 
 
 def _restart(online: jax.Array, at_boundary: jax.Array) -> jax.Array:
@@ -164,14 +196,20 @@ def _restart(online: jax.Array, at_boundary: jax.Array) -> jax.Array:
 
 
 def _merge(left: jax.Array, right: jax.Array) -> jax.Array:
-    """Online forms of two parts of a window -> of both together, [..., 3, d]."""
+    """Online forms of two parts of a window -> of both together, [..., 3, d].
+
+    The barriers keep compilers from rounding a product and a sum as one in some programs and not in
+    others: a draft's window must be the same, bit for bit, as one that grew token by token.
+    """
     largest = jnp.maximum(left[..., 0, :], right[..., 0, :])
     finite = _finite(largest)
-    from_left = jnp.exp(left[..., 0, :] - finite)
-    from_right = jnp.exp(right[..., 0, :] - finite)
-    total = left[..., 1, :] * from_left + right[..., 1, :] * from_right
-    weighted = left[..., 2, :] * from_left + right[..., 2, :] * from_right
-    return jnp.stack([largest, total, weighted], axis=-2)
+    from_left, from_right = jax.lax.optimization_barrier(
+        (jnp.exp(left[..., 0, :] - finite), jnp.exp(right[..., 0, :] - finite))
+    )
+    lefts, rights = jax.lax.optimization_barrier(
+        (left[..., 1:, :] * from_left[..., None, :], right[..., 1:, :] * from_right[..., None, :])
+    )
+    return jnp.concatenate([largest[..., None, :], lefts + rights], axis=-2)
 
 
 def _entry(online: jax.Array) -> jax.Array:

@@ -14,15 +14,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from dsv4.block import Block
+from dsv4.block import Block, Cache, run_layer
 from dsv4.cache import CacheSpec
 from dsv4.config import ModelConfig
 from dsv4.hyper_connection import HyperConnectionHead
 from dsv4.layers import Linear, RmsNorm, parameter
 from dsv4.mtp import MtpBlock
-from dsv4.step import DecodeStep, PrefillStep, Step, step_ropes
-
-Cache = dict[str, jax.Array]
+from dsv4.step import Step, decode_step, prefill_step
 
 
 class Embedding(nnx.Module):
@@ -65,15 +63,8 @@ class Model(nnx.Module):
         with jax.named_scope("embed"):
             embedded = self.embed(step.tokens)
         streams = jnp.repeat(embedded[:, None], self.config.hc_mult, axis=1)
-        cache = dict(cache)
         for index, layer in enumerate(self.layers):
-            prefix = f"layers.{index}."
-            of_layer = {
-                buffer.component: cache[prefix + buffer.component]
-                for buffer in step.spec.of_layer(index).values()
-            }
-            streams, of_layer = layer(streams, of_layer, step)
-            cache |= {prefix + component: array for component, array in of_layer.items()}
+            cache, streams = run_layer(layer, index, cache, streams, step)
         return cache, streams
 
     def logits(self, streams: jax.Array) -> jax.Array:
@@ -131,14 +122,17 @@ def prefill(
         The cache; float32 logits [vocab] of the last valid token, or [T, vocab] (meaningless after
         `num_valid`).
     """
-    positions = start + jnp.arange(tokens.shape[0], dtype=jnp.int32)
-    ropes = step_ropes(model.config, positions)
-    step = PrefillStep(spec, tokens, start, num_valid, page_table, slot, ropes)
+    step = prefill_step(model.config, spec, tokens, start, num_valid, page_table, slot)
     cache, streams = model(cache, step)
     if all_logits:
         return cache, model.logits(streams)
+    return cache, last_logits(model, streams, num_valid)
+
+
+def last_logits(model: Model, streams: jax.Array, num_valid: jax.Array) -> jax.Array:
+    """Float32 logits [vocab] of the last of the first `num_valid` tokens; streams [T, S, D]."""
     last = jax.lax.dynamic_slice_in_dim(streams, num_valid - 1, 1)
-    return cache, model.logits(last)[0]
+    return model.logits(last)[0]
 
 
 def decode(
@@ -151,7 +145,7 @@ def decode(
     *,
     spec: CacheSpec,
 ) -> tuple[Cache, jax.Array]:
-    """Runs one token of each of R requests.
+    """Runs one token in each of R rows.
 
     For given R and N, the result of a row is a function of that row's request alone: bit for bit
     the same whatever other rows hold and whichever row it is.
@@ -163,14 +157,13 @@ def decode(
         positions: [R] int32, position of each token (tokens of the request already in the cache).
         page_table: [R, N] int32; pages up to the position must be the request's own.
         slots: [R] int32, distinct, except that padding rows share slot 0. Padding rows have
-            position 0 and page tables of zeros.
+            position 0 and page tables of zeros. With `spec.draft_tokens` so many rows may follow
+            a request's row with the positions after it, its slot and its pages: its drafts.
         spec: layout of the cache.
 
     Returns:
         The cache; float32 logits [R, vocab].
     """
-    step = DecodeStep(
-        spec, tokens, positions, page_table, slots, step_ropes(model.config, positions)
-    )
+    step = decode_step(model.config, spec, tokens, positions, page_table, slots)
     cache, streams = model(cache, step)
     return cache, model.logits(streams)

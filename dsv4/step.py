@@ -1,7 +1,7 @@
 """Where the tokens of one step are: positions, rotary tables, and addresses in the cache.
 
 The model works on flat tokens [M, ...]. `PrefillStep` is a chunk of one request (M = T tokens),
-`DecodeStep` one token of each of M = R requests; both answer the same questions, so that only the
+`DecodeStep` one token in each of M = R rows; both answer the same questions, so that only the
 compressor and the window look at which it is.
 """
 
@@ -64,7 +64,10 @@ class PrefillStep:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeStep:
-    """One token of each of R requests.
+    """One token in each of R rows.
+
+    A row is one request's next token, or, where the cache has room for drafts, a draft: the row
+    before it is then the token before it, of the same request.
 
     Attributes:
         spec: layout of the cache.
@@ -81,6 +84,13 @@ class DecodeStep:
     page_table: jax.Array
     slots: jax.Array
     ropes: tuple[RopeTable, RopeTable]
+
+    @property
+    def is_draft(self) -> jax.Array:
+        """Whether a row continues the row before it, [R] bool."""
+        same_slot = self.slots[1:] == self.slots[:-1]
+        is_next = self.positions[1:] == self.positions[:-1] + 1
+        return jnp.pad(same_slot & is_next, (1, 0))
 
     def visible_entries(self, ratio: int) -> jax.Array:
         """Entries of `ratio` tokens each token sees, [R]."""
@@ -106,6 +116,34 @@ def step_ropes(config: ModelConfig, positions: jax.Array) -> tuple[RopeTable, Ro
         rope_table(positions, rope_frequencies(config, compressed=False)),
         rope_table(positions, rope_frequencies(config, compressed=True)),
     )
+
+
+def prefill_step(
+    config: ModelConfig,
+    spec: CacheSpec,
+    tokens: jax.Array,
+    start: jax.Array,
+    num_valid: jax.Array,
+    page_table: jax.Array,
+    slot: jax.Array,
+) -> PrefillStep:
+    """A chunk with its rotary tables; arguments as in `PrefillStep`."""
+    positions = start + jnp.arange(tokens.shape[0], dtype=jnp.int32)
+    ropes = step_ropes(config, positions)
+    return PrefillStep(spec, tokens, start, num_valid, page_table, slot, ropes)
+
+
+def decode_step(
+    config: ModelConfig,
+    spec: CacheSpec,
+    tokens: jax.Array,
+    positions: jax.Array,
+    page_table: jax.Array,
+    slots: jax.Array,
+) -> DecodeStep:
+    """Rows with their rotary tables; arguments as in `DecodeStep`."""
+    ropes = step_ropes(config, positions)
+    return DecodeStep(spec, tokens, positions, page_table, slots, ropes)
 
 
 def store_address(

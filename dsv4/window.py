@@ -1,7 +1,11 @@
 """Sliding window: the ring of the last W window-KV vectors of each request.
 
-Ring row r holds the token at the latest position p with p mod W = r. Which rows count follows from
-the step's positions alone, so a reused slot needs no clearing.
+The ring has a row more for every draft token: row r of N holds the token at the latest position p
+with p mod N = r, so a draft never overwrites what the token before it still sees. Which rows count
+follows from the step's positions alone, so a reused slot needs no clearing.
+
+A decode row reads its keys in the order of position mod W whatever N is, so that sums over them do
+not depend on the room for drafts.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ def update_window(
     """Stores the step's window KV and returns the keys its tokens may attend to.
 
     Args:
-        pool: [slots, W, d].
+        pool: [slots, W + draft tokens, d].
         kv: [M, d], after norm and rotation.
         step: the step.
 
@@ -34,13 +38,14 @@ def update_window(
 def _prefill(
     pool: jax.Array, kv: jax.Array, step: PrefillStep
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    window, num_tokens = pool.shape[1], kv.shape[0]
+    ring_rows, num_tokens = pool.shape[1], kv.shape[0]
+    window = ring_rows - step.spec.draft_tokens
     pool, ring = read_before_write(pool, pool[step.slot])
     ring_positions = step.start - window + jnp.arange(window, dtype=jnp.int32)
-    keys = jnp.concatenate([ring[ring_positions % window], kv])
+    keys = jnp.concatenate([ring[ring_positions % ring_rows], kv])
     # Row r of the new ring: its latest position before the end; keys start at position start - W.
-    rows = jnp.arange(window, dtype=jnp.int32)
-    latest = step.end - 1 - (step.end - 1 - rows) % window
+    rows = jnp.arange(ring_rows, dtype=jnp.int32)
+    latest = step.end - 1 - (step.end - 1 - rows) % ring_rows
     pool = pool.at[step.slot].set(keys[latest - step.start + window])
     key_positions = step.start - window + jnp.arange(window + num_tokens, dtype=jnp.int32)
     distance = step.positions[:, None] - key_positions[None, :]
@@ -51,8 +56,13 @@ def _prefill(
 def _decode(
     pool: jax.Array, kv: jax.Array, step: DecodeStep
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    window = pool.shape[1]
-    pool = pool.at[step.slots, step.positions % window].set(kv, mode="drop")
-    keys = pool.at[step.slots].get(mode="clip")
+    ring_rows = pool.shape[1]
+    window = ring_rows - step.spec.draft_tokens
+    pool = pool.at[step.slots, step.positions % ring_rows].set(kv, mode="drop")
     age = (step.positions[:, None] - jnp.arange(window, dtype=jnp.int32)) % window
+    if step.spec.draft_tokens:
+        rows = (step.positions[:, None] - age) % ring_rows
+        keys = pool.at[step.slots[:, None], rows].get(mode="clip")
+    else:
+        keys = pool.at[step.slots].get(mode="clip")
     return pool, keys, age <= step.positions[:, None]

@@ -1,8 +1,8 @@
 """The model a server takes when it is given none: tiny, random, built once per user.
 
 Several processes may ask at the same time: each builds in a folder of its own and renames it into
-place; the first one wins. The folder is named after the model's fingerprint, so that another version
-of this software that builds another model does not take this one's.
+place; the first one wins. The folder is named after the model's fingerprint: software that builds
+another model does not take this one.
 """
 
 from __future__ import annotations

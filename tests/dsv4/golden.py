@@ -116,10 +116,10 @@ def load(dtype=jnp.float32) -> GoldenModel:
     return GoldenModel(config, model, dict(np.load(FOLDER / "golden.npz")))
 
 
-def random_model(config, dtype=jnp.float32, seed=0) -> GoldenModel:
+def random_model(config, dtype=jnp.float32, seed=0, *, mtp=False) -> GoldenModel:
     """A model of random parameters of sizes that keep activations near 1."""
     rng = np.random.default_rng(seed)
-    model = nnx.eval_shape(lambda: Model(config, dtype))
+    model = nnx.eval_shape(lambda: Model(config, dtype, mtp=mtp))
     state = nnx.state(model)
     for _, variable in nnx.to_flat_state(state):
         shape = variable.get_value()
