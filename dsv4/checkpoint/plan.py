@@ -62,13 +62,13 @@ class Gaps:
 
 
 def abstract_model(
-    config: ModelConfig, compute_dtype: jax.typing.DTypeLike
+    config: ModelConfig, compute_dtype: jax.typing.DTypeLike, *, mtp: bool = False
 ) -> tuple[nnx.GraphDef, dict[Path, nnx.Variable]]:
     """Returns the model's graph and path -> parameter, shapes and dtypes only, nothing allocated.
 
     `nnx.merge(graph, nnx.from_flat_state(leaves))` makes the model once the leaves are filled.
     """
-    graph, state = nnx.split(nnx.eval_shape(lambda: Model(config, compute_dtype)))
+    graph, state = nnx.split(nnx.eval_shape(lambda: Model(config, compute_dtype, mtp=mtp)))
     return graph, dict(nnx.to_flat_state(state))
 
 
