@@ -1,0 +1,81 @@
+"""A block: consecutive tags, with the invokes they make up and the white space between them.
+
+A block is markup and never shown, unless it is a quotation; then all of it is text:
+- it begins in a code block, in inline code or behind a quotation mark, and the response does not
+  end with it (if it does, the code was never closed, and its calls are calls);
+- it stands within one line, with text on both sides;
+- it holds a call, in the reasoning, and the reasoning does not end with it: the model tries it out;
+- it begins with a tag without marker that no call with marker follows.
+"""
+
+from dataclasses import dataclass, field
+
+from dsv4.text.dsml.events import Problem
+from dsv4.text.dsml.invokes import InvokeReader
+from dsv4.text.dsml.tags import Lexeme, raw_text
+
+# A call, as tool and JSON text of the arguments, or the reason why there is none.
+Result = tuple[str, str] | Problem
+
+
+@dataclass
+class Block:
+    """What is known of the block we are in.
+
+    Attributes:
+      reasoning: it began in the reasoning.
+      coded: it began in code, which has not ended since.
+      quoted: it began in code or behind a quotation mark.
+      inline: it has text before it in its line, and has not left that line.
+      plain: it began with a tag without marker, which has yet to prove itself.
+      sectioned: we are in a section.
+      trial: it holds what a call is made of.
+      held: it made calls in the reasoning, which ended behind it.
+      reader: reads the invoke we are in.
+      raw: what it consists of, as long as it may be a quotation; None afterwards.
+      results: what its invokes gave while it may be a quotation.
+      gap: white space since the last tag, the end of `raw` if that is kept.
+    """
+
+    reasoning: bool
+    coded: bool
+    quoted: bool
+    inline: bool
+    plain: bool
+    raw: list[Lexeme] | None
+    sectioned: bool = False
+    trial: bool = False
+    held: bool = False
+    reader: InvokeReader | None = None
+    results: list[Result] = field(default_factory=list)
+    gap: list[str] = field(default_factory=list)
+
+    @property
+    def certain(self) -> bool:
+        """Whether it is markup whatever follows."""
+        tried = self.held or (self.reasoning and self.trial)
+        return not (self.quoted or self.inline or self.plain or tried)
+
+    @property
+    def made_calls(self) -> bool:
+        """Whether it holds calls; in a quotation nothing but calls."""
+        calls = [not isinstance(result, Problem) for result in self.results]
+        return all(calls) and bool(calls) if self.quoted else any(calls)
+
+    def keep(self, lexeme: Lexeme) -> None:
+        """Takes a lexeme into the block."""
+        if self.raw is not None:
+            self.raw.append(lexeme)
+
+    def give_back(self, count: int) -> None:
+        """Takes the last `count` lexemes out of the block."""
+        if self.raw is not None and count:
+            del self.raw[-count:]
+
+    def pass_line_break(self, text: str) -> None:
+        """Takes note of text in the block; with a line break the block leaves its line."""
+        self.inline = self.inline and "\n" not in text
+
+    def text(self) -> str:
+        """Returns all of it, for a quotation."""
+        return "".join(map(raw_text, self.raw or []))

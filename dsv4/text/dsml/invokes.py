@@ -1,0 +1,255 @@
+"""Reads one invoke, from its first tag to where it ends.
+
+A value is verbatim up to </｜DSML｜parameter>, whatever else it holds. Where that tag is missing or
+damaged, the tags behind the value say whether it is over, see `_value_is_over`.
+"""
+
+import enum
+import re
+from dataclasses import dataclass, field
+
+from dsv4.text.dsml.calls import CallReader, Invoke, Parameter
+from dsv4.text.dsml.tags import Element, Lexeme, Shape, Tag, raw_text
+
+_MAX_RUN = 4
+_LAST_LINE_BREAK = re.compile(r"\n[ \t]*\Z")
+
+
+class Ending(enum.Enum):
+    """How an invoke ended."""
+
+    COMPLETE = enum.auto()  # it can be read, which is not to say that it is a call
+    ABANDONED = enum.auto()  # it turned into something else
+    CUT = enum.auto()  # the stream ended within it
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of an invoke: how, what was read, and the lexemes at the end that are not of it."""
+
+    ending: Ending
+    invoke: Invoke
+    rest: list[Lexeme] = field(default_factory=list)
+
+
+class InvokeReader:
+    """Takes lexemes until the invoke has ended."""
+
+    def __init__(self, tag: Tag, calls: CallReader, *, sectioned: bool) -> None:
+        self.invoke = Invoke(tag.name, flaw=f"broken tag {tag.raw!r}" if tag.broken else "")
+        self._calls = calls
+        self._sectioned = sectioned
+        self._given: set[str] = set()
+        self._gap: list[Lexeme] = []  # what may stand between tags, since the last one
+        self._open: Tag | None = None  # the parameter whose value is being read
+        self._in_body = False
+        # Of the value or body being read:
+        self._parts: list[Lexeme] = []
+        self._line_blank = True
+        self._last_solid = ""  # the last character that is not white space
+        self._run: list[Tag] = []  # the first tags since the last text that is not white space
+        self._run_start = 0
+        self._run_at_line_start = False
+        self._nested = False  # it has quoted the beginning of a section or an invoke
+        self._run_nested = False  # the same, before the run
+
+    def feed(self, lexeme: Lexeme) -> Outcome | None:
+        """Takes the next lexeme; returns the outcome if the invoke ends with or before it."""
+        if isinstance(lexeme, Tag) and (lexeme.element is Element.THINK or _is_prose(lexeme)):
+            if lexeme.ends(Element.THINK) and self._open is None and not self._in_body:
+                self._gap.append(lexeme)
+                return None
+            lexeme = lexeme.raw
+        if self._open is not None:
+            return self._feed_value(lexeme)
+        if self._in_body:
+            return self._feed_body(lexeme)
+        if isinstance(lexeme, str):
+            return self._feed_text(lexeme)
+        return self._feed_tag(lexeme)
+
+    def finish(self, *, cut: bool) -> Outcome:
+        """The stream ends, `cut` off or by the model's will."""
+        if self._open is not None and not cut and self._value_is_over(at_end=True):
+            outcome = self._close_value(self._run_start, self._parts[self._run_start :])
+            if outcome is not None:
+                return outcome
+        return Outcome(Ending.CUT, self.invoke)
+
+    def _feed_text(self, text: str) -> Outcome | None:
+        if text.isspace():
+            self._gap.append(text)
+            return None
+        has_parts = self.invoke.parameters or self.invoke.body is not None
+        if text.lstrip().startswith("{") and not has_parts:
+            self._in_body = True
+            self._start_parts()
+            return self._feed_body(text)
+        self._flaw("text between the tags")
+        return Outcome(Ending.ABANDONED, self.invoke, [*self._gap, text])
+
+    def _feed_tag(self, tag: Tag) -> Outcome | None:
+        gap, self._gap = self._gap, []
+        if tag.element is Element.PARAMETER:
+            if tag.broken:
+                self._flaw(f"broken tag {tag.raw!r}")
+            if tag.begins(Element.PARAMETER):
+                self._begin_parameter(tag)
+            return None
+        if tag.ends(Element.INVOKE):
+            return Outcome(Ending.COMPLETE, self.invoke)
+        if tag.begins(Element.INVOKE) and tag.string is not None:
+            self._flaw(f"an invoke in place of a parameter: {tag.raw!r}")
+            return None
+        if tag.ends(Element.SECTION) or tag.begins(Element.INVOKE):
+            if not self.invoke.parameters and self.invoke.body is None:
+                self._flaw("no end and no arguments")
+            return Outcome(Ending.COMPLETE, self.invoke, [tag])
+        if tag.begins(Element.SECTION):
+            self._flaw("no end")
+            return Outcome(Ending.ABANDONED, self.invoke, [*gap, tag])
+        self._flaw(f"unknown tag {tag.raw!r}")
+        return None
+
+    def _feed_body(self, lexeme: Lexeme) -> Outcome | None:
+        if isinstance(lexeme, Tag):
+            over = lexeme.element in (Element.INVOKE, Element.SECTION, Element.PARAMETER)
+            if lexeme.marked and lexeme.ends(Element.INVOKE):
+                return self._close_body(None)
+            if over and self._last_solid == "}":
+                return self._close_body(lexeme)
+        self._parts.append(lexeme)
+        self._last_solid = raw_text(lexeme).rstrip()[-1:] or self._last_solid
+        return None
+
+    def _close_body(self, tag: Tag | None) -> Outcome | None:
+        self.invoke.body = "".join(map(raw_text, self._parts))
+        self._in_body = False
+        return Outcome(Ending.COMPLETE, self.invoke) if tag is None else self._feed_tag(tag)
+
+    def _feed_value(self, lexeme: Lexeme) -> Outcome | None:
+        if isinstance(lexeme, str):
+            if not lexeme.isspace():
+                self._run = []
+            self._parts.append(lexeme)
+            _, line_break, line = lexeme.rpartition("\n")
+            blank = not line or line.isspace()
+            self._line_blank = blank and (self._line_blank or bool(line_break))
+            return None
+        if lexeme.marked and lexeme.ends(Element.PARAMETER):
+            return self._close_value(len(self._parts), [])
+        if not self._run:
+            self._run_start = len(self._parts)
+            self._run_at_line_start = self._line_blank
+            self._run_nested = self._nested
+        self._parts.append(lexeme)
+        self._line_blank = False
+        if len(self._run) < _MAX_RUN:
+            self._run.append(lexeme)
+            if self._value_is_over(at_end=False):
+                return self._close_value(self._run_start, self._parts[self._run_start :])
+            if self._begins_anew():
+                self._flaw("no end")
+                return Outcome(Ending.ABANDONED, self.invoke, self._parts)
+        opens = lexeme.begins(Element.INVOKE) or lexeme.begins(Element.SECTION)
+        self._nested = self._nested or (lexeme.marked and opens)
+        return None
+
+    def _value_is_over(self, *, at_end: bool) -> bool:
+        """Whether the run of tags that the value ends with shows that its own end is missing.
+
+        It is over where the run is
+        - an end without marker or name, followed by a tag that can only stand behind a value,
+        - at the start of a line, a parameter that the tool has and the call does not have yet,
+        - at the start of a line, the end of the invoke, followed by the end of the section, by
+          another call of a declared tool, or by the end of the response. Not if the value has
+          quoted the beginning that belongs to that end.
+        """
+        if not self._run:
+            return False
+        first, *behind = self._run
+        if _is_damaged_end(first):
+            return self._confirms_end(behind, at_end=at_end)
+        if not self._run_at_line_start or not first.marked:
+            return False
+        if first.element is Element.PARAMETER:
+            return self._is_next_parameter(first)
+        if not first.ends(Element.INVOKE) or self._run_nested:
+            return False
+        if not behind:
+            return at_end
+        if behind[0].ends(Element.SECTION):
+            return True
+        named = [tag.name for tag in behind[:2]]
+        return (
+            len(behind) > 1
+            and behind[0].begins(Element.INVOKE)
+            and behind[1].begins(Element.PARAMETER)
+            and self._calls.declares(named[0], named[1])
+        )
+
+    def _confirms_end(self, behind: list[Tag], *, at_end: bool) -> bool:
+        for tag in behind:
+            if tag.begins(Element.PARAMETER):
+                return tag.marked or self._is_next_parameter(tag)
+            if tag.marked and tag.element in (Element.INVOKE, Element.SECTION):
+                return True
+        return at_end and bool(behind) and behind[0].ends(Element.INVOKE)
+
+    def _is_next_parameter(self, tag: Tag) -> bool:
+        is_new = tag.name not in self._given and not tag.broken
+        return is_new and self._calls.declares(self.invoke.name, tag.name)
+
+    def _begins_anew(self) -> bool:
+        """Whether the "value" is what stands between a mention of a tag and a real section."""
+        if self._sectioned or not self._run_at_line_start or len(self._run) != 2:
+            return False
+        section, invoke = self._run
+        is_call = invoke.begins(Element.INVOKE) and self._calls.declared(invoke.name) is not None
+        return section.marked and section.begins(Element.SECTION) and is_call
+
+    def _close_value(self, length: int, rest: list[Lexeme]) -> Outcome | None:
+        """The value is the first `length` parts; `rest` is read as tags."""
+        value = "".join(map(raw_text, self._parts[:length]))
+        if rest and _is_damaged_end(self._run[0]):
+            del rest[0]
+        elif rest:
+            value = _LAST_LINE_BREAK.sub("", value)
+        self._add_parameter(value)
+        for index, lexeme in enumerate(rest):
+            outcome = self.feed(lexeme)
+            if outcome is not None:
+                return Outcome(outcome.ending, outcome.invoke, outcome.rest + rest[index + 1 :])
+        return None
+
+    def _begin_parameter(self, tag: Tag) -> None:
+        if tag.name is None:
+            self._flaw("a parameter without a name")
+        self._given.add(tag.name or "")
+        self._open = tag
+        self._start_parts()
+        if tag.shape is Shape.EMPTY:
+            self._add_parameter("")
+
+    def _add_parameter(self, value: str) -> None:
+        tag, self._open = self._open, None
+        if tag is not None:
+            self.invoke.parameters.append(Parameter(tag.name or "", tag.string, value))
+
+    def _start_parts(self) -> None:
+        self._parts, self._line_blank, self._last_solid = [], True, ""
+        self._run, self._nested = [], False
+
+    def _flaw(self, flaw: str) -> None:
+        self.invoke.flaw = self.invoke.flaw or flaw
+
+
+def _is_prose(tag: Tag) -> bool:
+    return not tag.marked and tag.broken
+
+
+def _is_damaged_end(tag: Tag) -> bool:
+    """Whether this can be the end of a value: its marker or its name is missing."""
+    if tag.marked:
+        return tag.shape is Shape.END and not tag.label
+    return tag.ends(Element.PARAMETER)

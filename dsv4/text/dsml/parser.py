@@ -1,0 +1,327 @@
+"""Takes the tool calls out of a streamed response, whatever the pieces are that it arrives in.
+
+Text outside of blocks of markup (see `blocks`) is shown as it is, exactly once and in order, and so
+is text in a block that is neither value nor JSON body. A call is made once its invoke is complete
+and its block is known to be markup. Work is linear in the text, and what is held back is what may
+still become markup or belong to it.
+"""
+
+import re
+from collections.abc import Sequence
+
+from dsv4.text.chat.messages import Tool
+from dsv4.text.dsml.blocks import Block, Result
+from dsv4.text.dsml.calls import CallReader, Invoke, ToolChoice, make_call
+from dsv4.text.dsml.events import Call, Event, Flaw, Problem, Text
+from dsv4.text.dsml.invokes import Ending, InvokeReader, Outcome
+from dsv4.text.dsml.quoting import CodeTracker
+from dsv4.text.dsml.tags import Element, Lexeme, Lexer, Shape, Tag, raw_text
+from dsv4.text.reasoning import ReasoningParser
+
+# Line breaks, and the indentation behind them, that belong to a block that follows.
+_TAIL = re.compile(r"\n{1,2}[ \t]{0,16}\Z")
+_MAX_TAIL = 18
+
+
+class DsmlParser:
+    """Parses one response; `thinking` says whether it starts within the reasoning."""
+
+    def __init__(
+        self, tools: Sequence[Tool], choice: ToolChoice, request_id: str, *, thinking: bool
+    ) -> None:
+        self._calls = CallReader(tools, choice)
+        self._request_id = request_id
+        self._reasoning = ReasoningParser(thinking=thinking)
+        self._lexer = Lexer()
+        self._code = CodeTracker()
+        self._block: Block | None = None
+        self._tail = ""
+        self._made = 0
+        self._events: list[Event] = []
+        self._shown: list[str] = []
+        self._shown_as_reasoning = thinking
+
+    def push(self, text: str) -> list[Event]:
+        """Takes the next text; returns what became certain with it."""
+        for lexeme in self._lexer.push(text):
+            self._feed(lexeme)
+        return self._take_events()
+
+    def finish(self, *, cut: bool) -> list[Event]:
+        """Ends the response; `cut` says that it was stopped before the model was done."""
+        for lexeme in self._lexer.finish():
+            self._feed(lexeme)
+        while self._block is not None:
+            self._finish_block(self._block, cut=cut)
+        self._show(self._take_tail())
+        demand = self._calls.demand(self._made)
+        if demand is not None:
+            self._say(demand)
+        return self._take_events()
+
+    # Text. `tracked` says that the code tracker has seen the lexeme already.
+
+    def _feed(self, lexeme: Lexeme, *, tracked: bool = False) -> None:
+        if self._block is not None:
+            self._feed_block(self._block, lexeme, tracked=tracked)
+        elif isinstance(lexeme, str):
+            self._feed_text(lexeme, tracked=tracked)
+        elif lexeme.element is Element.THINK:
+            self._feed_think(lexeme, tracked=tracked)
+        elif lexeme.marked or (lexeme.begins(Element.SECTION) and not lexeme.broken):
+            self._begin_block(lexeme, tracked=tracked)
+        else:
+            self._feed_text(lexeme.raw, tracked=tracked)
+
+    def _feed_text(self, text: str, *, tracked: bool) -> None:
+        self._reasoning.saw(text)
+        if not tracked:
+            self._code.feed(text)
+        text = self._take_tail() + text
+        tail = _TAIL.search(text, max(0, len(text) - _MAX_TAIL))
+        length = len(text) if tail is None else tail.start()
+        self._tail = text[length:]
+        self._show(text[:length])
+
+    def _feed_think(self, tag: Tag, *, tracked: bool) -> None:
+        if tag.shape is Shape.END and self._reasoning.active:
+            self._end_reasoning()
+        elif tag.shape is Shape.END:
+            self._begin_block(tag, tracked=tracked)
+        elif self._reasoning.begin():
+            self._show(self._take_tail(), reasoning=False)
+            self._code = CodeTracker()
+        else:
+            self._feed_text(tag.raw, tracked=tracked)
+
+    def _end_reasoning(self) -> None:
+        self._show(self._take_tail())
+        self._reasoning.end()
+        self._code = CodeTracker()
+
+    def _show(self, text: str, *, reasoning: bool | None = None) -> None:
+        if not text:
+            return
+        if reasoning is None:
+            reasoning = self._reasoning.active
+        if reasoning is not self._shown_as_reasoning:
+            self._collect_shown()
+        self._shown_as_reasoning = reasoning
+        self._shown.append(text)
+
+    def _say(self, event: Event) -> None:
+        self._collect_shown()
+        self._events.append(event)
+
+    def _collect_shown(self) -> None:
+        if self._shown:
+            self._events.append(Text("".join(self._shown), self._shown_as_reasoning))
+            self._shown = []
+
+    def _take_tail(self) -> str:
+        tail, self._tail = self._tail, ""
+        return tail
+
+    def _take_events(self) -> list[Event]:
+        self._collect_shown()
+        events, self._events = self._events, []
+        return events
+
+    # Blocks
+
+    def _begin_block(self, tag: Tag, *, tracked: bool) -> None:
+        self._code.meet_tag()
+        if not (tag.begins(Element.SECTION) or tag.begins(Element.INVOKE)):
+            self._show(self._take_tail())
+        coded = self._code.in_code
+        plain = tag.element is not Element.THINK and not tag.marked
+        block = self._block = Block(
+            reasoning=self._reasoning.active,
+            coded=coded,
+            quoted=coded or self._code.after_quote_mark,
+            inline=not self._code.line_blank,
+            plain=plain,
+            raw=[self._take_tail()],
+        )
+        if coded and not tracked:
+            self._code.feed(tag.raw)
+        self._take_tag(block, tag)
+
+    def _feed_block(self, block: Block, lexeme: Lexeme, *, tracked: bool) -> None:
+        if block.coded and not tracked and not self._follow_code(block, lexeme):
+            return
+        if isinstance(lexeme, Tag) and lexeme.ends(Element.THINK) and self._reasoning.active:
+            self._end_reasoning_behind(block)
+        elif block.reader is not None:
+            self._feed_invoke(block, block.reader, lexeme)
+        elif isinstance(lexeme, str):
+            self._feed_gap(block, lexeme)
+        else:
+            self._feed_tag(block, lexeme)
+
+    def _follow_code(self, block: Block, lexeme: Lexeme) -> bool:
+        """Returns whether the block goes on; it is a quotation where the code around it ends."""
+        if isinstance(lexeme, Tag):
+            self._code.meet_tag()
+            if self._code.in_code:
+                self._code.feed(lexeme.raw)
+                return True
+            length = 0
+        else:
+            length = self._code.feed_while_in_code(lexeme)
+            if self._code.in_code:
+                return True
+            block.keep(lexeme[:length])
+        self._reject(block)
+        if isinstance(lexeme, Tag):
+            self._feed(lexeme)
+        elif lexeme[length:]:
+            self._feed(lexeme[length:])
+        return False
+
+    def _feed_gap(self, block: Block, text: str) -> None:
+        """Text in a block and outside its invokes: white space, or the end of the block."""
+        solid = text.lstrip()
+        block.pass_line_break(text[: len(text) - len(solid)])
+        if not solid:
+            block.gap.append(text)
+            block.keep(text)
+            self._open(block)
+        elif block.certain or block.held:
+            gap = "".join(block.gap)
+            self._commit(block)
+            self._feed(gap + text)
+        else:
+            self._reject(block)
+            self._feed(text, tracked=block.coded)
+
+    def _feed_tag(self, block: Block, tag: Tag) -> None:
+        begins_call = tag.begins(Element.INVOKE) or tag.begins(Element.SECTION)
+        if block.held and tag.marked and begins_call:
+            # What was called in the reasoning was tried out; this is the call.
+            gap = "".join(block.gap)
+            block.give_back(len(block.gap))
+            self._reject(block)
+            self._feed_text(gap, tracked=False)
+            self._feed(tag)
+        elif block.plain and not (tag.marked and tag.begins(Element.INVOKE)):
+            self._reject(block)
+            self._feed(tag, tracked=block.coded)
+        elif _is_text(tag, sectioned=block.sectioned):
+            self._feed_gap(block, tag.raw)
+        else:
+            block.plain = False
+            self._take_tag(block, tag)
+
+    def _take_tag(self, block: Block, tag: Tag) -> None:
+        block.gap.clear()
+        if tag.begins(Element.INVOKE) or tag.begins(Element.SECTION):
+            block.trial = True
+            if block.raw is None and block.reasoning:
+                block.raw = []
+        block.keep(tag)
+        block.pass_line_break(tag.raw)
+        if tag.element is Element.SECTION:
+            block.sectioned = tag.begins(Element.SECTION)
+        elif tag.begins(Element.INVOKE) and tag.shape is Shape.EMPTY:
+            self._read(block, Invoke(tag.name, flaw=f"broken tag {tag.raw!r}" * tag.broken))
+        elif tag.begins(Element.INVOKE):
+            block.reader = InvokeReader(tag, self._calls, sectioned=block.sectioned)
+        elif tag.element is not Element.THINK:
+            self._give(block, Problem(Flaw.STRAY, "", f"a tag of nothing: {tag.raw!r}"))
+        self._open(block)
+
+    def _feed_invoke(self, block: Block, reader: InvokeReader, lexeme: Lexeme) -> None:
+        block.keep(lexeme)
+        outcome = reader.feed(lexeme)
+        if outcome is None:
+            block.pass_line_break(raw_text(lexeme))
+            self._open(block)
+        else:
+            self._end_invoke(block, outcome)
+
+    def _end_invoke(self, block: Block, outcome: Outcome) -> None:
+        block.reader = None
+        block.give_back(len(outcome.rest))
+        name = outcome.invoke.name or ""
+        if outcome.ending is Ending.COMPLETE:
+            self._read(block, outcome.invoke)
+        elif outcome.ending is Ending.ABANDONED:
+            self._give(block, Problem(Flaw.MALFORMED, name, outcome.invoke.flaw))
+        else:
+            self._give(block, Problem(Flaw.INCOMPLETE, name, "the response ended within it"))
+        self._open(block)
+        for lexeme in outcome.rest:
+            self._feed(lexeme, tracked=block.coded)
+
+    def _read(self, block: Block, invoke: Invoke) -> None:
+        certain = block.sectioned and not block.quoted and not block.reasoning
+        self._give(block, self._calls.read(invoke, certain=certain))
+
+    def _give(self, block: Block, result: Result) -> None:
+        if block.raw is None:
+            self._make(result)
+        else:
+            block.results.append(result)
+
+    def _make(self, result: Result) -> None:
+        if isinstance(result, Problem):
+            self._say(result)
+            return
+        name, arguments = result
+        self._reasoning.saw(name)
+        self._say(Call(self._made, make_call(self._request_id, self._made, name, arguments)))
+        self._made += 1
+
+    # Verdicts
+
+    def _open(self, block: Block) -> None:
+        """Makes the calls of a block that has become certain to be markup."""
+        if block.certain and block.raw is not None:
+            results, block.results, block.raw = block.results, [], None
+            for result in results:
+                self._make(result)
+
+    def _commit(self, block: Block) -> None:
+        """The block is over, and it was markup."""
+        self._block = None
+        for result in block.results:
+            self._make(result)
+
+    def _reject(self, block: Block) -> None:
+        """The block is over, and it was a quotation."""
+        self._block = None
+        text = block.text()
+        if block.held:
+            self._show(text, reasoning=True)
+        elif text:
+            self._feed_text(text, tracked=block.coded)
+
+    def _end_reasoning_behind(self, block: Block) -> None:
+        if block.reader is not None or block.plain or (block.quoted and not block.made_calls):
+            self._reject(block)
+        elif block.made_calls:
+            block.held = True
+            block.coded = block.quoted = block.inline = block.sectioned = False
+            block.gap.clear()
+        else:
+            self._commit(block)
+        self._end_reasoning()
+
+    def _finish_block(self, block: Block, *, cut: bool) -> None:
+        if block.coded:
+            self._code.meet_tag()
+        code_ended = block.coded and not self._code.in_code
+        if block.reader is not None and not code_ended:
+            self._end_invoke(block, block.reader.finish(cut=cut))
+        elif block.plain or code_ended or (block.quoted and (cut or not block.made_calls)):
+            self._reject(block)
+        else:
+            self._commit(block)
+
+
+def _is_text(tag: Tag, *, sectioned: bool) -> bool:
+    """Whether a tag in a block, outside its invokes, is none of its tags."""
+    if tag.element is Element.THINK:
+        return tag.shape is not Shape.END
+    return not tag.marked and (tag.broken or not sectioned)

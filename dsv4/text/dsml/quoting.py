@@ -1,0 +1,125 @@
+"""Follows Markdown through a stream of text: is this place in code, does its line hold text yet.
+
+Fences (``` and ~~~, also in lists and block quotes) end at a fence of at least their length, inline
+code at as many backticks as it began with or at a blank line, as CommonMark has it.
+"""
+
+import re
+
+_PIECE = re.compile(r"`+|~+|\n|[^`~\n]+")
+_FENCE_PREFIX = re.compile(r"[ \t>*+\-.)0-9]*")
+_NO_RUN = ("", 0)
+# Quotation marks that open, and those that do where a word begins.
+_OPENING_MARKS = frozenset("“„‘«「『")
+_NEUTRAL_MARKS = frozenset("\"'")
+
+
+class CodeTracker:
+    """State after the text fed so far; how it was cut makes no difference."""
+
+    def __init__(self) -> None:
+        self._fence = _NO_RUN  # the run that opened the code block we are in
+        self._fence_line = False  # still in the line that opened it
+        self._closing = False  # behind a run that closes it if the line has nothing else
+        self._span = 0  # backticks that opened the inline code we are in
+        self._run = _NO_RUN  # backticks or tildes that the text now ends with
+        self._run_at_line_start = False
+        self._prefix = True  # nothing in the line that forbids a fence
+        self._end = ""  # the last two characters
+        self.line_blank = True
+
+    @property
+    def in_code(self) -> bool:
+        """Whether the next character, if it is neither backtick nor tilde, is inside code."""
+        return self._fence[1] > 0 or self._span > 0
+
+    @property
+    def after_quote_mark(self) -> bool:
+        """Whether the last character opens a quotation."""
+        mark, before = self._end[-1:], self._end[:-1]
+        opens_word = not before or before.isspace() or before in "([{:"
+        return mark in _OPENING_MARKS or (mark in _NEUTRAL_MARKS and opens_word)
+
+    def feed(self, text: str) -> None:
+        """Takes the next text."""
+        for match in _PIECE.finditer(text):
+            self._take(match[0])
+
+    def feed_while_in_code(self, text: str) -> int:
+        """Takes the next text up to the first place outside code; returns its length."""
+        for match in _PIECE.finditer(text):
+            if match[0][0] != self._run[0]:
+                self._end_run()
+            if not self.in_code:
+                return match.start()
+            self._take(match[0])
+            if not self.in_code:
+                return match.end()
+        return len(text)
+
+    def meet_tag(self) -> None:
+        """A tag, or the end, follows: a run of backticks is over, and so is a closing line."""
+        self._end_run()
+        if self._closing:
+            self._close_fence()
+
+    def _take(self, piece: str) -> None:
+        if piece[0] in "`~":
+            self._take_run(piece[0], len(piece))
+        else:
+            self._end_run()
+            if piece == "\n":
+                self._end_line()
+            else:
+                blank = piece.isspace()
+                self._closing = self._closing and blank
+                self.line_blank = self.line_blank and blank
+                self._prefix = self._prefix and _FENCE_PREFIX.fullmatch(piece) is not None
+        self._end = (self._end + piece)[-2:] if len(piece) < 2 else piece[-2:]
+
+    def _take_run(self, character: str, length: int) -> None:
+        if self._run[0] == character:
+            self._run = (character, self._run[1] + length)
+            return
+        self._end_run()
+        if character == "`" and self._end[-1:] == "\\" and not self.in_code:
+            length -= 1  # the escaped one is text
+        self._run, self._run_at_line_start = (character, length), self._prefix
+
+    def _end_line(self) -> None:
+        if self._closing:
+            self._close_fence()
+        if self.line_blank:
+            self._span = 0
+        self._fence_line = False
+        self.line_blank = self._prefix = True
+
+    def _end_run(self) -> None:
+        (character, length), self._run = self._run, _NO_RUN
+        if not character:
+            return
+        at_line_start = self._run_at_line_start
+        self.line_blank = self._prefix = self._closing = False
+        if not length:
+            return
+        if self._fence[1] and not self._fence_line:
+            same = character == self._fence[0] and length >= self._fence[1]
+            self._closing = at_line_start and same
+        elif self._fence[1]:
+            if character == "`" == self._fence[0]:
+                # A second run in the opening line: it was inline code.
+                self._span, self._fence = self._fence[1], _NO_RUN
+                self._switch_span(length)
+        elif not self._span and at_line_start and length > 2:
+            self._fence, self._fence_line = (character, length), True
+        elif character == "`":
+            self._switch_span(length)
+
+    def _switch_span(self, length: int) -> None:
+        if not self._span:
+            self._span = length
+        elif self._span == length:
+            self._span = 0
+
+    def _close_fence(self) -> None:
+        self._fence, self._closing = _NO_RUN, False

@@ -1,0 +1,121 @@
+"""Which JSON types a JSON schema allows; no validation beyond that.
+
+A schema that says nothing, contradicts itself or can't be followed allows everything: clients send
+schemas of many dialects, and the value of an argument must not depend on our understanding them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# None stands for all types. "number" without "integer" does not occur.
+Types = frozenset[str] | None
+
+STRING = "string"
+INTEGER = "integer"
+NUMBER = "number"
+BOOLEAN = "boolean"
+NULL = "null"
+ARRAY = "array"
+OBJECT = "object"
+
+_NAMES = {
+    "string": {STRING},
+    "str": {STRING},
+    "integer": {INTEGER},
+    "int": {INTEGER},
+    "number": {NUMBER, INTEGER},
+    "float": {NUMBER, INTEGER},
+    "boolean": {BOOLEAN},
+    "bool": {BOOLEAN},
+    "null": {NULL},
+    "array": {ARRAY},
+    "list": {ARRAY},
+    "object": {OBJECT},
+    "dict": {OBJECT},
+}
+_MAX_DEPTH = 16
+
+
+def allowed_types(schema: Any, root: Mapping[str, Any]) -> Types:
+    """Returns the types of the values that `schema`, a part of `root`, allows."""
+    types = _allowed(schema, root, 0)
+    return types or None
+
+
+def _allowed(schema: Any, root: Mapping[str, Any], depth: int) -> Types:
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return None
+    types = _named(schema.get("type"))
+    if types is None and isinstance(schema.get("properties"), Mapping):
+        types = frozenset({OBJECT})
+    if types is None and "items" in schema:
+        types = frozenset({ARRAY})
+    values = schema.get("enum")
+    if isinstance(values, list | tuple) and values:
+        types = _both(types, _union([frozenset(_type_of(value)) for value in values]))
+    if "const" in schema:
+        types = _both(types, frozenset(_type_of(schema["const"])))
+    for key in ("anyOf", "oneOf"):
+        options = schema.get(key)
+        if isinstance(options, list | tuple) and options:
+            types = _both(types, _union([_allowed(each, root, depth + 1) for each in options]))
+    conditions = schema.get("allOf")
+    if isinstance(conditions, list | tuple):
+        for each in conditions:
+            types = _both(types, _allowed(each, root, depth + 1))
+    if "$ref" in schema:
+        types = _both(types, _allowed(_follow(schema["$ref"], root), root, depth + 1))
+    if schema.get("nullable") is True and types is not None:
+        types |= {NULL}
+    return types
+
+
+def _named(value: Any) -> Types:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple):
+        return None
+    types: set[str] = set()
+    for name in names:
+        known = _NAMES.get(name) if isinstance(name, str) else None
+        if known is None:
+            return None
+        types |= known
+    return frozenset(types) or None
+
+
+def _type_of(value: Any) -> set[str]:
+    for kind, name in ((str, STRING), (bool, BOOLEAN), (Mapping, OBJECT), (list, ARRAY)):
+        if isinstance(value, kind):
+            return {name}
+    if isinstance(value, int):
+        return {INTEGER}
+    return {NULL} if value is None else {NUMBER, INTEGER}
+
+
+def _union(options: Sequence[Types]) -> Types:
+    types: frozenset[str] = frozenset()
+    for option in options:
+        if option is None:
+            return None
+        types |= option
+    return types
+
+
+def _both(first: Types, second: Types) -> Types:
+    if first is None or second is None:
+        return first if second is None else second
+    return first & second
+
+
+def _follow(reference: Any, root: Mapping[str, Any]) -> Any:
+    """Returns what a reference within the schema, like #/$defs/city, names; None if nothing."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    part: Any = root
+    for key in reference[1:].split("/")[1:]:
+        part = part.get(key.replace("~1", "/").replace("~0", "~")) if _is_map(part) else None
+    return part
+
+
+def _is_map(value: Any) -> bool:
+    return isinstance(value, Mapping)

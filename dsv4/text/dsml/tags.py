@@ -1,0 +1,380 @@
+"""Cuts text into tags and the text between them, whatever the pieces are that it arrives in.
+
+What counts as a tag is wider than what the model is trained to write (`markup`): other bars,
+spaces, names of older releases, a missing marker or ">". Nothing here decides what a tag means
+where it stands. The raw text of all lexemes, joined, is the input; work is O(1) per character.
+"""
+
+import enum
+import re
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from dsv4.text.special_tokens import DSML
+
+_BARS = "｜|‖│￨∣"
+_SPACES = " \t\r\n"
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.:")
+_QUOTES = {'"': '"”“', "'": "'’‘", "“": '”“"', "”": '”“"', "‘": "’‘'", "’": "’‘'"}
+_START = re.compile("[<｜]")
+
+# A tag is given up where one of its parts gets longer than any real one.
+_MAX_BARS = 4
+_MAX_SPACES = 16
+_MAX_VALUE = 256
+_MAX_JUNK = 64
+_MAX_ATTRIBUTES = 8
+
+
+class Element(enum.Enum):
+    """What a tag is part of."""
+
+    SECTION = enum.auto()
+    INVOKE = enum.auto()
+    PARAMETER = enum.auto()
+    THINK = enum.auto()
+    UNKNOWN = enum.auto()
+
+
+class Shape(enum.Enum):
+    """<x>, </x> and <x/>."""
+
+    BEGIN = enum.auto()
+    END = enum.auto()
+    EMPTY = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """One tag.
+
+    Attributes:
+      raw: its text.
+      marked: it carries the DSML marker.
+      label: the name it is written with, in lower case.
+      name, string: values of these attributes, None where missing.
+      broken: it ends before it is complete, or holds what no tag holds.
+    """
+
+    raw: str
+    element: Element
+    shape: Shape
+    marked: bool
+    label: str = ""
+    name: str | None = None
+    string: str | None = None
+    broken: bool = False
+
+    def begins(self, element: Element) -> bool:
+        """Returns whether this is <x> or <x/> of `element`."""
+        return self.element is element and self.shape is not Shape.END
+
+    def ends(self, element: Element) -> bool:
+        """Returns whether this is </x> of `element`."""
+        return self.element is element and self.shape is Shape.END
+
+
+Lexeme = str | Tag
+
+
+def raw_text(lexeme: Lexeme) -> str:
+    """Returns the text that a lexeme was read from."""
+    return lexeme if isinstance(lexeme, str) else lexeme.raw
+
+
+class Lexer:
+    """Lexemes of one stream. Text that may become a tag is held back, no longer than a tag is."""
+
+    def __init__(self) -> None:
+        self._tag: _TagReader | None = None
+
+    def push(self, text: str) -> list[Lexeme]:
+        """Returns the lexemes that became certain with `text`; text may come in several."""
+        lexemes: list[Lexeme] = []
+        position = 0
+        while position < len(text):
+            if self._tag is None:
+                found = _START.search(text, position)
+                end = len(text) if found is None else found.start()
+                if end > position:
+                    lexemes.append(text[position:end])
+                position = end
+                if found is None:
+                    break
+                self._tag = _TagReader()
+            position = self._tag.read(text, position)
+            if self._tag.done:
+                lexemes += self._tag.lexemes()
+                self._tag = None
+        return lexemes
+
+    def finish(self) -> list[Lexeme]:
+        """Ends the stream: a tag that is recognisable but cut off is a broken tag."""
+        if self._tag is None:
+            return []
+        tag, self._tag = self._tag, None
+        tag.cut()
+        return tag.lexemes()
+
+
+class _TagReader:
+    """Reads what may be a tag from its first character on, one character after the other."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._raw: list[str] = []
+        self._tag_length: int | None = None  # None: it is no tag
+        self._marked = False
+        self._end = False
+        self._empty = False
+        self._broken = False
+        self._label = ""
+        self._attributes: dict[str, str] = {}
+        self._next = ""
+        self._last_belongs = False
+        self._steps = self._read()
+        next(self._steps)
+
+    def read(self, text: str, position: int) -> int:
+        """Reads on from `position`; returns the position of the first character not read."""
+        for index in range(position, len(text)):
+            character = text[index]
+            try:
+                self._steps.send(character)
+            except StopIteration as stop:
+                self.done = True
+                if not stop.value:
+                    return index
+                self._raw.append(character)
+                if self._tag_length is not None:
+                    self._tag_length = len(self._raw)
+                return index + 1
+            self._raw.append(character)
+        return len(text)
+
+    def cut(self) -> None:
+        """The stream ends within the tag."""
+        self._steps.close()
+        if self._tag_length is None and self._marked:
+            self._tag_length = len(self._raw)
+            self._broken = True
+
+    def lexemes(self) -> list[Lexeme]:
+        """Returns the tag and the text read behind it, or only text."""
+        raw = "".join(self._raw)
+        if self._tag_length is None:
+            return [raw]
+        rest = raw[self._tag_length :]
+        raw = raw[: self._tag_length]
+        element = _element(self._label, self._marked)
+        shape = Shape.EMPTY if self._empty else Shape.END if self._end else Shape.BEGIN
+        name = self._attributes.get("name")
+        if element is Element.SECTION and name is not None:
+            element = Element.INVOKE
+        if element is Element.PARAMETER and shape is Shape.BEGIN and not raw.endswith(">"):
+            self._broken = True  # where the value begins is anybody's guess
+        tag = Tag(
+            raw,
+            element,
+            shape,
+            self._marked,
+            self._label,
+            name,
+            self._attributes.get("string"),
+            self._broken,
+        )
+        return [tag, rest] if rest else [tag]
+
+    # The grammar. Each step takes the next character; the value returned in the end says whether
+    # the last character belongs to what was read. No part of a tag holds "<", so a failed attempt
+    # never has to be read again.
+
+    def _read(self) -> Generator[None, str, bool]:
+        character = yield
+        if character == DSML[0]:
+            return (yield from self._bare_marker())
+        character = yield
+        spaced = character in _SPACES
+        character = yield from self._spaces(character)
+        if character == "/":
+            self._end = True
+            character = yield
+            character = yield from self._spaces(character)
+        if character in _BARS or character in "Dd":
+            return (yield from self._marked_tag(character))
+        if spaced or character not in _NAME_CHARACTERS:
+            return False
+        return (yield from self._plain_tag(character))
+
+    def _bare_marker(self) -> Generator[None, str, bool]:
+        """The marker without "<": what is left of a tag that lost a token."""
+        for expected in DSML[1:]:
+            character = yield
+            if character != expected:
+                return False
+        self._marked = True
+        self._broken = True
+        character = yield
+        yield from self._word(character)
+        self._tag_length = len(self._raw)
+        return self._next == ">"
+
+    def _plain_tag(self, character: str) -> Generator[None, str, bool]:
+        """A tag without marker, of one of the exact names."""
+        self._label = yield from self._word(character)
+        if self._label == "think":
+            self._tag_length = len(self._raw) if self._next == ">" else None
+            return self._next == ">"
+        if self._label not in _PLAIN:
+            return False
+        return (yield from self._attribute_list(self._next))
+
+    def _marked_tag(self, character: str) -> Generator[None, str, bool]:
+        bars = 0
+        while character in _BARS and bars < _MAX_BARS:
+            bars += 1
+            character = yield
+        character = yield from self._spaces(character)
+        for expected in "DSML":
+            if character.upper() != expected:
+                return False
+            character = yield
+        self._marked = bars > 0
+        character = yield from self._spaces(character)
+        while character in _BARS and bars < 2 * _MAX_BARS:
+            self._marked = True
+            bars += 1
+            character = yield
+        if not self._marked:
+            return False
+        character = yield from self._spaces(character)
+        if character == "/":
+            self._end = True
+            character = yield
+            character = yield from self._spaces(character)
+        self._label = (yield from self._word(character)).lower()
+        return (yield from self._attribute_list(self._next))
+
+    def _attribute_list(self, character: str) -> Generator[None, str, bool]:
+        for _ in range(_MAX_ATTRIBUTES):
+            length = len(self._raw)
+            newline = False
+            for _ in range(_MAX_SPACES):
+                if character in _BARS:
+                    length, newline = len(self._raw) + 1, False
+                elif character not in _SPACES:
+                    break
+                newline = newline or character == "\n"
+                character = yield
+            if character == ">":
+                self._tag_length = len(self._raw)
+                return True
+            if character == "/":
+                self._empty = not self._end
+                character = yield
+                character = yield from self._spaces(character)
+                return (yield from self._junk(character, length, broken=False))
+            if newline or character in "<｜":
+                named = _element(self._label, self._marked) not in _WITHOUT_NAME
+                if not named or character not in "ns":
+                    self._tag_length = length
+                    return False
+            if character not in _NAME_CHARACTERS:
+                return (yield from self._junk(character, length))
+            character = yield from self._attribute(character, length, newline)
+            if not character:
+                return self._last_belongs
+        return (yield from self._junk(character, len(self._raw)))
+
+    def _attribute(self, character: str, length: int, newline: bool) -> Generator[None, str, str]:
+        """Reads name=value; returns the character behind it, none where the tag is over.
+
+        `length` is what the tag would have without this attribute, `newline` whether that stands in
+        a line of its own.
+        """
+        start = len(self._raw)
+        key = yield from self._word(character)
+        if newline and key not in ("name", "string"):
+            self._tag_length, self._last_belongs = length, False
+            return ""
+        character = yield from self._spaces(self._next)
+        if character != "=":
+            length = length if newline else start
+            self._last_belongs = yield from self._junk(character, length)
+            return ""
+        character = yield
+        character = yield from self._spaces(character)
+        closing = _QUOTES.get(character)
+        if closing is None:
+            value = yield from self._word(character)
+            self._broken = self._broken or not value
+            character = self._next
+        else:
+            value = ""
+            character = yield
+            while character not in closing:
+                if character in "\n<" or len(value) >= _MAX_VALUE:
+                    self._tag_length, self._last_belongs = len(self._raw), False
+                    self._broken = True
+                    return ""
+                value += character
+                character = yield
+            character = yield
+        self._broken = self._broken or key in self._attributes
+        self._attributes[key] = value
+        return character
+
+    def _word(self, character: str) -> Generator[None, str, str]:
+        """Reads a name; the character behind it is in `_next`."""
+        word = ""
+        while character in _NAME_CHARACTERS and len(word) < _MAX_VALUE:
+            word += character
+            character = yield
+        self._next = character
+        return word
+
+    def _junk(
+        self, character: str, length: int, *, broken: bool = True
+    ) -> Generator[None, str, bool]:
+        """What no tag holds: part of it up to a near ">", else text behind `length` characters."""
+        for count in range(_MAX_JUNK):
+            if character == ">":
+                self._tag_length = len(self._raw)
+                self._broken = self._broken or broken or count > 0
+                return True
+            if character in "\n<｜":
+                break
+            character = yield
+        self._tag_length = length
+        self._broken = True
+        return False
+
+    def _spaces(self, character: str) -> Generator[None, str, str]:
+        for _ in range(_MAX_SPACES):
+            if character not in _SPACES:
+                break
+            character = yield
+        return character
+
+
+_PLAIN = {
+    "tool_calls": Element.SECTION,
+    "function_calls": Element.SECTION,
+    "invoke": Element.INVOKE,
+    "parameter": Element.PARAMETER,
+    "think": Element.THINK,
+}
+_WITHOUT_NAME = (Element.SECTION, Element.UNKNOWN)
+
+
+def _element(label: str, marked: bool) -> Element:
+    """Returns the element of a label; a marked one may have lost or changed characters."""
+    if not marked:
+        return _PLAIN.get(label, Element.UNKNOWN)
+    if label.startswith("inv") or label == "oke":
+        return Element.INVOKE
+    if label.startswith("par"):
+        return Element.PARAMETER
+    if label.startswith(("tool", "func", "call")) or label.endswith(("calls", "alls")):
+        return Element.SECTION
+    return Element.UNKNOWN

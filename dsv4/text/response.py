@@ -1,0 +1,118 @@
+"""A streamed response as an OpenAI-style client wants it: reasoning, content and tool calls.
+
+Joins the parsers of reasoning and tool calls (`dsml.parser`) for one request, and says why the
+response ended. Its result does not depend on how the text was cut.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsv4.text.chat.messages import Tool, ToolCall
+from dsv4.text.dsml.calls import ToolChoice
+from dsv4.text.dsml.events import Call, Event, Problem, Text
+from dsv4.text.dsml.parser import DsmlParser
+
+
+class FinishReason(enum.StrEnum):
+    """Why a response ended, in the words of the OpenAI API."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one piece of text added.
+
+    Attributes:
+      reasoning, content: text to append.
+      tool_calls: new calls, complete, with their places among the calls of the response.
+      problems: markup that was taken out and gave no call.
+    """
+
+    reasoning: str = ""
+    content: str = ""
+    tool_calls: tuple[Call, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether it adds anything."""
+        return bool(self.reasoning or self.content or self.tool_calls or self.problems)
+
+
+@dataclass(frozen=True)
+class Response:
+    """A whole response: all deltas together."""
+
+    reasoning: str
+    content: str
+    tool_calls: tuple[ToolCall, ...]
+    problems: tuple[Problem, ...]
+    finish_reason: FinishReason
+
+
+class ResponseParser:
+    """Parses the text of one response, `push` after `push`, then `finish`, then `response`."""
+
+    def __init__(
+        self,
+        *,
+        thinking: bool,
+        tools: Sequence[Tool] = (),
+        tool_choice: ToolChoice | None = None,
+        request_id: str = "",
+    ) -> None:
+        """Starts a response.
+
+        Args:
+          thinking: the prompt ended with <think>, so the response starts with reasoning.
+          tools: what the request declares; other tools can't be called.
+          tool_choice: what the request says of calling them; at will by default.
+          request_id: makes the ids of the calls unique, and the same when it is parsed again.
+        """
+        self._parser = DsmlParser(tools, tool_choice or ToolChoice(), request_id, thinking=thinking)
+        self._deltas: list[Delta] = []
+        self._cut = False
+
+    def push(self, text: str) -> Delta:
+        """Takes the next text; returns what can be shown and called now."""
+        return self._add(self._parser.push(text))
+
+    def finish(self, *, cut: bool) -> Delta:
+        """Ends the response: returns what was held back.
+
+        Args:
+          cut: it was stopped by a limit, not by the model.
+        """
+        self._cut = cut
+        return self._add(self._parser.finish(cut=cut))
+
+    def response(self) -> Response:
+        """Returns all of the finished response.
+
+        The reason why one that was cut ended is the cut, even if there are calls before it: the
+        client must know that more was to come.
+        """
+        calls = tuple(each.call for delta in self._deltas for each in delta.tool_calls)
+        reason = FinishReason.TOOL_CALLS if calls else FinishReason.STOP
+        return Response(
+            reasoning="".join(delta.reasoning for delta in self._deltas),
+            content="".join(delta.content for delta in self._deltas),
+            tool_calls=calls,
+            problems=tuple(each for delta in self._deltas for each in delta.problems),
+            finish_reason=FinishReason.LENGTH if self._cut else reason,
+        )
+
+    def _add(self, events: Sequence[Event]) -> Delta:
+        texts = [event for event in events if isinstance(event, Text)]
+        delta = Delta(
+            reasoning="".join(each.text for each in texts if each.reasoning),
+            content="".join(each.text for each in texts if not each.reasoning),
+            tool_calls=tuple(event for event in events if isinstance(event, Call)),
+            problems=tuple(event for event in events if isinstance(event, Problem)),
+        )
+        if delta:
+            self._deltas.append(delta)
+        return delta
