@@ -1,6 +1,6 @@
 """Cuts text into tags and the text between them, whatever the pieces are that it arrives in.
 
-What counts as a tag is wider than what the model is trained to write (`markup`): other bars,
+What counts as a tag is wider than what the model is trained to write (`chat.wire`): other bars,
 spaces, names of older releases, a missing marker or ">". Nothing here decides what a tag means
 where it stands. The raw text of all lexemes, joined, is the input; work is O(1) per character.
 """
