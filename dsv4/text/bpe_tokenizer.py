@@ -73,9 +73,7 @@ class BpeTokenizer:
         Raises:
           ValueError: the package is not installed, or holds no tokenizer.json.
         """
-        spec = importlib.util.find_spec(
-            _PACKAGE
-        )  # found, not imported: importing it parses the file
+        spec = importlib.util.find_spec(_PACKAGE)  # not imported: that would parse the file
         folders = spec.submodule_search_locations if spec is not None else None
         if not folders:
             raise ValueError(

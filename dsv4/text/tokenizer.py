@@ -65,8 +65,7 @@ def load_tokenizer(directory: str | pathlib.Path, config: Vocabulary) -> Tokeniz
 
     Raises:
       ValueError: none of them applies, or the one found disagrees with `config` in the number of
-      ids or
-        in the id of BOS or EOS.
+        ids or in the id of BOS or EOS.
     """
     path = pathlib.Path(directory) / "tokenizer.json"
     if path.exists():

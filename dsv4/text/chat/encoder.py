@@ -59,7 +59,7 @@ def encode_chat(
 def encode_prompt(conversation: Conversation, *, release: Release = Release.PREVIEW) -> Prompt:
     """Returns the prompt of a conversation; raises ConversationError if a message is unusable."""
     thinking = conversation.thinking is ThinkingMode.THINKING
-    keep = conversation.keep_reasoning or any(m.tools for m in conversation.messages)
+    keep = conversation.keep_reasoning or bool(conversation.tools)
     grouped = turns.group(conversation.messages)
     if thinking and not keep:
         grouped = turns.without_old_developer_turns(grouped)

@@ -241,6 +241,11 @@ class Conversation:
     effort: ReasoningEffort | None = None
     keep_reasoning: bool = False
 
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """Every tool that the model is told of."""
+        return tuple(tool for message in self.messages for tool in message.tools)
+
 
 def read_messages(value: Any, path: str = "messages") -> tuple[Message, ...]:
     """Returns the messages of a JSON array; raises ConversationError."""
@@ -270,7 +275,7 @@ _KEYS_OF_ROLES = {
 def _refuse_keys_of_other_roles(given: Mapping[str, Any], role: Role, path: str) -> None:
     for key, roles in _KEYS_OF_ROLES.items():
         if given.get(key) and role not in roles:
-            raise ConversationError(f"{path}.{key}", given[key], f"none in a {role} message")
+            raise ConversationError(f"{path}.{key}", given[key], f"none where the role is {role}")
     for key in ("function_call", "audio"):
         if given.get(key) is not None:
             raise ConversationError(f"{path}.{key}", given[key], "none: it is not supported")

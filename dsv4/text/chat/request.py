@@ -1,0 +1,163 @@
+"""The body of a chat completion request, as OpenAI clients send it, becomes a conversation.
+
+Here live the manners of clients, not the format of the model: tools beside the messages, the ways
+to switch reasoning on, efforts of other vendors, developer messages that mean system messages.
+What would silently be done otherwise than asked is refused; other unknown keys are ignored.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dsv4.text.chat import fields, messages
+from dsv4.text.chat.fields import MISSING, ConversationError
+from dsv4.text.chat.messages import (
+    Conversation,
+    Message,
+    ReasoningEffort,
+    ResponseFormat,
+    Role,
+    ThinkingMode,
+)
+
+# Efforts of OpenAI's scale that DeepSeek has no name for; "none" is chat mode.
+_EFFORTS = {
+    "minimal": ReasoningEffort.LOW,
+    "low": ReasoningEffort.LOW,
+    "medium": ReasoningEffort.HIGH,
+    "high": ReasoningEffort.HIGH,
+    "xhigh": ReasoningEffort.MAX,
+    "max": ReasoningEffort.MAX,
+}
+_NO_EFFORT = "none"
+_THINKING_TYPES = {"enabled": ThinkingMode.THINKING, "disabled": ThinkingMode.CHAT}
+
+
+@dataclass(frozen=True)
+class RequestDefaults:
+    """What holds where a request says nothing.
+
+    Attributes:
+      thinking: mode.
+      effort: None for the least the model's release knows.
+    """
+
+    thinking: ThinkingMode = ThinkingMode.THINKING
+    effort: ReasoningEffort | None = None
+
+
+def read_request(body: Mapping[str, Any], defaults: RequestDefaults | None = None) -> Conversation:
+    """Returns the conversation of a chat completion request.
+
+    Reads `messages`, `tools`, `tool_choice`, `response_format`, `reasoning_effort`, `thinking` and
+    `chat_template_kwargs` (with `thinking` or `enable_thinking`, `reasoning_effort` and
+    `drop_thinking`); where two of them speak of the same, the first in this order holds.
+
+    Raises:
+      ConversationError: a value cannot be used, or the last message leaves the model nothing to
+        answer.
+    """
+    defaults = defaults or RequestDefaults()
+    given = fields.read_object(body, "request")
+    said = [
+        _as_system(message) for message in messages.read_messages(given.get("messages", MISSING))
+    ]
+    _check_end(said)
+    tools = messages.read_tools(given.get("tools"))
+    for key in ("functions", "function_call"):
+        if given.get(key) is not None:
+            raise ConversationError(key, given[key], "none: use tools and tool_choice")
+    shown = _tools_shown(given.get("tool_choice"), bool(tools))
+    response_format = given.get("response_format")
+    if response_format is not None:
+        response_format = ResponseFormat.from_json(response_format, "response_format")
+    if said[0].role is not Role.SYSTEM and ((tools and shown) or response_format is not None):
+        said.insert(0, Message(Role.SYSTEM))
+    if tools and shown:
+        said[0] = replace(said[0], tools=tools)
+    if response_format is not None:
+        said[0] = replace(said[0], response_format=response_format)
+    options = given.get("chat_template_kwargs")
+    options = fields.read_object({} if options is None else options, "chat_template_kwargs")
+    thinking, effort = _reasoning(given, options, defaults)
+    drop = _read_flag(options, "drop_thinking")
+    return Conversation(
+        messages=tuple(said),
+        thinking=thinking,
+        effort=effort,
+        # Hiding the tools for one request leaves the rest of the prompt as it was.
+        keep_reasoning=drop is False or bool(tools),
+    )
+
+
+def _as_system(message: Message) -> Message:
+    """Returns a developer message as what OpenAI's clients mean by it.
+
+    DeepSeek's own developer role is an order to its search agent, which is dropped from later
+    prompts and which its API does not accept.
+    """
+    return replace(message, role=Role.SYSTEM) if message.role is Role.DEVELOPER else message
+
+
+def _check_end(said: list[Message]) -> None:
+    if not said:
+        raise ConversationError("messages", [], "at least one message")
+    for index, message in enumerate(said[:-1]):
+        if message.prefix:
+            raise ConversationError(f"messages[{index}].prefix", True, "false before the last one")
+    last = said[-1]
+    if last.role not in (Role.USER, Role.TOOL) and not last.prefix:
+        raise ConversationError(
+            f"messages[{len(said) - 1}].role",
+            last.role.value,
+            'user or tool in the last message, or assistant with "prefix": true to be continued',
+        )
+
+
+def _tools_shown(choice: Any, declared: bool) -> bool:
+    """Returns whether the model is told of the tools."""
+    if choice is None or choice == "auto":
+        return True
+    if choice == "none":
+        return False
+    expected = "auto or none: the model cannot be forced to call a tool"
+    if not declared:
+        expected = "auto or none, since no tools are declared"
+    raise ConversationError("tool_choice", choice, expected)
+
+
+def _reasoning(
+    given: Mapping[str, Any], options: Mapping[str, Any], defaults: RequestDefaults
+) -> tuple[ThinkingMode, ReasoningEffort | None]:
+    """Returns mode and effort; an effort of none is chat mode, wherever it stands."""
+    effort = defaults.effort
+    off = False
+    for parent, path in (
+        (options, "chat_template_kwargs.reasoning_effort"),
+        (given, "reasoning_effort"),
+    ):
+        value = parent.get("reasoning_effort")
+        if value is None:
+            continue
+        name = fields.read_choice(value, path, (_NO_EFFORT, *_EFFORTS))
+        off = name == _NO_EFFORT
+        effort = _EFFORTS.get(name, effort)
+    if off:
+        return ThinkingMode.CHAT, None
+    thinking = given.get("thinking")
+    if thinking is not None:
+        switch = fields.read_object(thinking, "thinking")
+        kind = fields.read_choice(switch.get("type", MISSING), "thinking.type", _THINKING_TYPES)
+        return _THINKING_TYPES[kind], effort
+    for key in ("thinking", "enable_thinking"):
+        flag = _read_flag(options, key)
+        if flag is not None:
+            return (ThinkingMode.THINKING if flag else ThinkingMode.CHAT), effort
+    return defaults.thinking, effort
+
+
+def _read_flag(options: Mapping[str, Any], key: str) -> bool | None:
+    value = options.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ConversationError(f"chat_template_kwargs.{key}", value, "true or false")
+    return value
