@@ -110,8 +110,8 @@ def scales_of(weight: str, tensors: Mapping[str, StoredTensor]) -> dict[str, Sto
     """Returns suffix -> tensor of the scales stored for an official weight name."""
     if not weight.endswith(".weight"):
         return {}
-    found = {suffix: tensors.get(scale_name(weight, suffix)) for suffix in SCALE_SUFFIXES}
-    return {suffix: tensor for suffix, tensor in found.items() if tensor is not None}
+    stem = scale_name(weight, "")
+    return {suffix: tensors[stem + suffix] for suffix in SCALE_SUFFIXES if stem + suffix in tensors}
 
 
 def scale_name(weight: str, suffix: str) -> str:
