@@ -15,14 +15,15 @@ step overwrites what belongs to its positions before it reads it (dsv4.mtp has t
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
 from dsv4.config import ModelConfig
+
+if TYPE_CHECKING:
+    import jax
 
 Component = Literal[
     "c4_kv", "index_k", "c128_kv", "swa_kv", "c4_state", "index_state", "c128_state"
@@ -177,6 +178,8 @@ def create_cache(spec: CacheSpec, *, num_pages: int, num_slots: int) -> dict[str
 
     Both counts include the scratch unit, so each must be at least 2. Raises ValueError.
     """
+    import jax.numpy as jnp  # here, so that a layout can be looked up without jax
+
     for field, count in (("num_pages", num_pages), ("num_slots", num_slots)):
         if count < 2:
             raise ValueError(f"{field}: got {count}, expected >= 2 (unit 0 is scratch)")
