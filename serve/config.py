@@ -127,6 +127,11 @@ class EngineSettings:
     )
     max_requests: int = setting(64, "requests that hold cache at the same time", minimum=1)
     decode_rows: int = setting(16, "rows of the one compiled decode step", minimum=1)
+    speculative: str = setting(
+        "off",
+        "mtp = draft tokens with the model's MTP block and verify them; changes no token",
+        choices=("off", "mtp"),
+    )
     max_queue: int = setting(1024, "waiting requests before RESOURCE_EXHAUSTED", minimum=1)
     compile_cache: Path = setting(
         lambda: user_cache_dir() / "compile", "folder that keeps compiled programs", metavar="DIR"
@@ -134,6 +139,17 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         _check(self)
+        if self.speculative != "off" and self.decode_rows < 2:
+            raise ConfigError(
+                "EngineSettings.decode_rows",
+                self.decode_rows,
+                f"at least 2 with speculative = {self.speculative} (a token and its draft)",
+            )
+
+    @property
+    def draft_tokens(self) -> int:
+        """Tokens a decode step may take beyond the last known one of a request."""
+        return 0 if self.speculative == "off" else 1
 
 
 @dataclass(frozen=True)

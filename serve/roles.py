@@ -76,7 +76,12 @@ def _loader(
         _configure_jax(settings)
         dtype = _compute_dtype(settings)
         with progress.stage("load weights", 0, unit="B") as stage:
-            config, model = load_model(folder, compute_dtype=dtype, progress=_bytes_reporter(stage))
+            config, model = load_model(
+                folder,
+                compute_dtype=dtype,
+                mtp=settings.draft_tokens > 0,
+                progress=_bytes_reporter(stage),
+            )
         max_context = _max_context(settings, config)
         spec = _cache_spec(settings, config, dtype)
         num_slots = settings.max_requests + 1
@@ -149,6 +154,7 @@ def _cache_spec(settings: EngineSettings, config: ModelConfig, dtype: str) -> Ca
         kv_format=auto if settings.kv_format == "auto" else settings.kv_format,
         index_k_format=auto if settings.index_k_format == "auto" else settings.index_k_format,
         page_tokens=settings.page_tokens,
+        draft_tokens=settings.draft_tokens,
     )
 
 

@@ -2,7 +2,7 @@
 
 The model is built abstractly; each parameter is then read in pieces of bounded size, expanded to
 float32, checked and cast. Nothing is guessed or skipped, except the multi-token-prediction tensors
-(`mtp.*`).
+(`mtp.*`) unless asked for.
 """
 
 import logging
@@ -17,6 +17,7 @@ from flax import nnx
 from dsv4.checkpoint import formats, names, reader
 from dsv4.checkpoint import plan as planning
 from dsv4.checkpoint.config_file import CONFIG_FILE, declared_fp8_block, load_config
+from dsv4.checkpoint.errors import CheckpointError
 from dsv4.checkpoint.plan import Assignment
 from dsv4.config import ModelConfig
 from dsv4.model import Model
@@ -35,6 +36,7 @@ def load_model(
     directory: str | pathlib.Path,
     *,
     compute_dtype: jax.typing.DTypeLike,
+    mtp: bool = False,
     progress: Progress | None = None,
 ) -> tuple[ModelConfig, Model]:
     """Loads a checkpoint, whatever formats its tensors are stored in.
@@ -42,6 +44,7 @@ def load_model(
     Args:
       directory: holds config.json and model.safetensors, or shards and their index.
       compute_dtype: float32 or bfloat16, of the parameters that the model does not keep in float32.
+      mtp: load the multi-token-prediction block too.
       progress: called with (bytes read, bytes to read), first with 0.
 
     Returns:
@@ -58,11 +61,16 @@ def load_model(
     folder = pathlib.Path(directory)
     config, raw = load_config(folder)
     stored = names.official_tensors(reader.read_tensors(folder))
-    tensors = planning.without_mtp(stored)
+    tensors = planning.without_copies(stored) if mtp else planning.without_mtp(stored)
+    if mtp and not any(names.is_mtp(name) for name in tensors):
+        raise CheckpointError(
+            "holds no multi-token-prediction block (tensors mtp.*), which drafting needs",
+            file=folder,
+        )
     if len(tensors) < len(stored):
         skipped = len(stored) - len(tensors)
         _LOG.info("%s: skipped %d tensors of the multi-token-prediction block", folder, skipped)
-    graph, leaves = planning.abstract_model(config, compute_dtype)
+    graph, leaves = planning.abstract_model(config, compute_dtype, mtp=mtp)
     fp8_block = declared_fp8_block(raw, folder / CONFIG_FILE)
     assignments = planning.plan(leaves, tensors, source=folder, fp8_block=fp8_block)
     total = sum(assignment.num_bytes for assignment in assignments)

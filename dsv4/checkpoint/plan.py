@@ -77,6 +77,11 @@ def without_mtp(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     return {name: tensor for name, tensor in tensors.items() if not names.is_mtp(name)}
 
 
+def without_copies(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Returns the tensors, by official name, without what that block repeats of the model."""
+    return {name: tensor for name, tensor in tensors.items() if not names.is_shared_copy(name)}
+
+
 def find_gaps(leaves: Leaves, tensors: Mapping[str, StoredTensor]) -> Gaps:
     """Compares parameters with tensors by official name; scales beside a weight are part of it."""
     wanted = [

@@ -135,6 +135,8 @@ def status_to_proto(status: EngineStatus, version: str) -> pb.ServerInfoResponse
         requests_running=status.requests_running,
         requests_finished=status.requests_finished,
         requests_failed=status.requests_failed,
+        drafts_proposed=status.drafts_proposed,
+        drafts_accepted=status.drafts_accepted,
         leases=status.leases,
         peers=status.peers,
         health=status.health,

@@ -10,23 +10,26 @@ from collections.abc import Callable, Sequence
 
 
 def plan_round[T](
-    members: Sequence[T], *, bucket: Callable[[T], int], rows: int
+    members: Sequence[T], *, bucket: Callable[[T], int], size: Callable[[T], int], rows: int
 ) -> list[tuple[int, list[T]]]:
-    """Splits the running requests into steps that advance each of them by one token.
+    """Splits the running requests into steps that advance each of them.
 
     Args:
       members: running requests, in the order of arrival.
       bucket: the page-table width of a request's next step.
+      size: rows of a request's next step, at most `rows`.
       rows: most rows of one step.
 
     Returns:
       (width, members) per step; every member is in exactly one step, in the order given.
     """
-    by_width: dict[int, list[T]] = {}
+    by_width: dict[int, list[list[T]]] = {}
+    left: dict[int, int] = {}
     for member in members:
-        by_width.setdefault(bucket(member), []).append(member)
-    return [
-        (width, group[begin : begin + rows])
-        for width, group in sorted(by_width.items())
-        for begin in range(0, len(group), rows)
-    ]
+        width = bucket(member)
+        if size(member) > left.get(width, 0):
+            by_width.setdefault(width, []).append([])
+            left[width] = rows
+        by_width[width][-1].append(member)
+        left[width] -= size(member)
+    return [(width, step) for width, steps in sorted(by_width.items()) for step in steps]

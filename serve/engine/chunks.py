@@ -14,7 +14,8 @@ import numpy as np
 
 from serve.engine.buckets import bucket_for
 from serve.engine.device import DeviceThread
-from serve.engine.runner import PrefillChunk, RowSampling, Runner
+from serve.engine.rows import PrefillChunk, RowSampling
+from serve.engine.runner import Runner
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ async def run_chunks(
     for begin in range(0, len(tokens), runner.chunk_tokens):
         end = min(begin + runner.chunk_tokens, len(tokens))
         width = bucket_for(end, runner.buckets, page_tokens=runner.spec.page_tokens)
-        chunk = PrefillChunk(tokens[begin:end], begin, pages, slot, sampling)
+        next_token = int(tokens[end]) if end < len(tokens) else None
+        chunk = PrefillChunk(tokens[begin:end], begin, pages, slot, sampling, next_token)
         started = loop.time()
         token = await device.run(runner.prefill, chunk, width)
         yield ChunkDone(begin, end, token, loop.time() - started)

@@ -8,12 +8,14 @@ sees only host values.
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from disagg.errors import Cancelled, DeadlineExceeded, DisaggError, PeerLost
-from serve.engine.admission import AdmissionQueue, Grant
+from serve.engine.admission import AdmissionQueue
 from serve.engine.batching import plan_round
 from serve.engine.buckets import bucket_for
 from serve.engine.device import DeviceThread
@@ -28,36 +30,14 @@ from serve.engine.request import (
     Timing,
     Usage,
 )
-from serve.engine.runner import DecodeRow, NonFiniteLogits, RowSampling, Runner
+from serve.engine.rows import NonFiniteLogits, RowSampling
+from serve.engine.runner import Runner
 from serve.engine.sampler import seed_of
+from serve.engine.sequence import Sequence
 from serve.engine.snapshot import Counters, snapshot
+from serve.engine.speculation import Verified, verify
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class _Sequence:
-    """One request in flight."""
-
-    request: Request
-    sampling: RowSampling
-    output: OutputStream
-    arrived: float
-    events: asyncio.Queue[Delta | Completion | DisaggError] = field(default_factory=asyncio.Queue)
-    admitted: asyncio.Future[Grant] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-    decoded: asyncio.Future[Finish] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-    grant: Grant | None = None
-    last_token: int = -1
-    first_token_at: float = 0.0
-
-    @property
-    def position(self) -> int:
-        """Position of the last token drawn, which the next step takes in."""
-        return len(self.request.token_ids) + len(self.output.token_ids) - 1
 
 
 class GenerateEngine:
@@ -88,8 +68,8 @@ class GenerateEngine:
         self._device = DeviceThread()
         self._loaded: LoadedModel | None = None
         self._queue: AdmissionQueue | None = None
-        self._in_flight: dict[str, _Sequence] = {}
-        self._running: dict[str, _Sequence] = {}
+        self._in_flight: dict[str, Sequence] = {}
+        self._running: dict[str, Sequence] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
@@ -146,7 +126,7 @@ class GenerateEngine:
             task.cancel()
             await asyncio.wait([task])
 
-    def _accept(self, request: Request) -> _Sequence:
+    def _accept(self, request: Request) -> Sequence:
         """Validates and queues the request; raises DisaggError when it can't be served."""
         if self._loaded is None or self._queue is None:
             raise PeerLost("engine: still loading; retry when health says SERVING")
@@ -162,7 +142,7 @@ class GenerateEngine:
         request = replace(request, sampling=sampling)
         prompt_tokens = len(request.token_ids)
         max_new = min(sampling.max_tokens, loaded.max_context - prompt_tokens)
-        sequence = _Sequence(
+        sequence = Sequence(
             request,
             RowSampling(
                 sampling.temperature, sampling.top_k, sampling.top_p, seed_of("", sampling.seed)
@@ -177,7 +157,7 @@ class GenerateEngine:
         self._admit_waiting()
         return sequence
 
-    async def _serve(self, sequence: _Sequence) -> None:
+    async def _serve(self, sequence: Sequence) -> None:
         """A request's life, from the queue to its terminal event."""
         request_id = sequence.request.request_id
         deadline = asyncio.timeout_at(sequence.request.deadline)
@@ -207,7 +187,7 @@ class GenerateEngine:
                 self._queue.leave(request_id)
                 self._admit_waiting()
 
-    async def _answer(self, sequence: _Sequence) -> Completion:
+    async def _answer(self, sequence: Sequence) -> Completion:
         loop = asyncio.get_running_loop()
         sequence.grant = await sequence.admitted
         granted_at = loop.time()
@@ -224,7 +204,7 @@ class GenerateEngine:
         return self._completion(sequence, prefilled, finish, granted_at)
 
     def _completion(
-        self, sequence: _Sequence, prefilled: Prefilled, finish: Finish, granted_at: float
+        self, sequence: Sequence, prefilled: Prefilled, finish: Finish, granted_at: float
     ) -> Completion:
         now, arrived = asyncio.get_running_loop().time(), sequence.arrived
         return Completion(
@@ -242,7 +222,7 @@ class GenerateEngine:
             prefilled.transfer,
         )
 
-    def _deliver(self, sequence: _Sequence, token: int) -> Finish | None:
+    def _deliver(self, sequence: Sequence, token: int) -> Finish | None:
         """Hands a drawn token to the request's stream."""
         if not sequence.output.token_ids:
             sequence.first_token_at = asyncio.get_running_loop().time()
@@ -259,14 +239,14 @@ class GenerateEngine:
             if not admitted.done():
                 admitted.set_result(grant)
 
-    def _fail(self, sequence: _Sequence, error: DisaggError) -> None:
+    def _fail(self, sequence: Sequence, error: DisaggError) -> None:
         self._counters.failed += 1
         sequence.events.put_nowait(error)
 
     # --- decode --------------------------------------------------------------------------------
 
     async def _decode_loop(self) -> None:
-        """Advances every running request by one token per round, until stopped."""
+        """Advances every running request in each round, until stopped."""
         while True:
             if not self._running:
                 self._wake.clear()
@@ -279,41 +259,49 @@ class GenerateEngine:
                 self._stop_for(error)
                 return
 
-    def _plan(self) -> list[tuple[int, list[_Sequence]]]:
+    def _plan(self) -> list[tuple[int, list[Sequence]]]:
         runner = self._require_runner()
+        bucket = functools.partial(
+            bucket_for, buckets=runner.buckets, page_tokens=runner.spec.page_tokens
+        )
+        return plan_round(
+            list(self._running.values()),
+            bucket=lambda sequence: sequence.plan_step(bucket),
+            size=lambda sequence: sequence.num_rows,
+            rows=runner.decode_rows,
+        )
 
-        def bucket(sequence: _Sequence) -> int:
-            return bucket_for(
-                sequence.position + 1, runner.buckets, page_tokens=runner.spec.page_tokens
-            )
-
-        return plan_round(list(self._running.values()), bucket=bucket, rows=runner.decode_rows)
-
-    async def _step(self, width: int, members: list[_Sequence]) -> None:
+    async def _step(self, width: int, members: list[Sequence]) -> None:
         """One compiled decode step over the members that still run."""
         members = [m for m in members if self._is_running(m)]
-        rows = [
-            DecodeRow(m.last_token, m.position, m.grant.pages, m.grant.slot, m.sampling)
-            for m in members
-            if m.grant is not None
-        ]
+        rows = [m.rows(m.grant) for m in members if m.grant is not None]
         if not rows:
             return
-        drawn = await self._device.run(self._require_runner().decode, rows, width)
-        for member, token in zip(members, drawn, strict=True):
-            if not self._is_running(member):
-                continue  # ended while the step ran; its row wrote only memory it still owned
-            if isinstance(token, NonFiniteLogits):
-                self._end(member, token)
-                continue
-            finish = self._deliver(member, token)
-            if finish is not None:
-                self._end(member, finish)
+        flat = list(itertools.chain.from_iterable(rows))
+        drawn = iter(await self._device.run(self._require_runner().decode, flat, width))
+        for member, own in zip(members, rows, strict=True):
+            results = list(itertools.islice(drawn, len(own)))
+            if self._is_running(member):  # else it ended meanwhile; it wrote what it still owned
+                self._advance(member, verify(results, member.draft))
 
-    def _is_running(self, sequence: _Sequence) -> bool:
+    def _advance(self, sequence: Sequence, verified: Verified) -> None:
+        """Delivers what a step proved and ends the request if it is over."""
+        if verified.accepted is not None:
+            self._counters.drafts_proposed += 1
+            self._counters.drafts_accepted += verified.accepted
+        for token in verified.tokens:
+            finish = self._deliver(sequence, token)
+            if finish is not None:
+                self._end(sequence, finish)
+                return
+        sequence.draft = verified.draft
+        if verified.error is not None:
+            self._end(sequence, verified.error)
+
+    def _is_running(self, sequence: Sequence) -> bool:
         return self._running.get(sequence.request.request_id) is sequence
 
-    def _end(self, sequence: _Sequence, outcome: Finish | Exception) -> None:
+    def _end(self, sequence: Sequence, outcome: Finish | Exception) -> None:
         self._running.pop(sequence.request.request_id, None)
         if sequence.decoded.done():
             return

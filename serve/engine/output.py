@@ -47,6 +47,11 @@ class OutputStream:
         self._sequence = 0
         self.token_ids: list[int] = []
 
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still come."""
+        return self._max_new_tokens - len(self.token_ids)
+
     def push(self, token: int) -> tuple[Delta, Finish | None]:
         """Takes the next token; returns what to send, and how the request ended if it did.
 

@@ -23,10 +23,11 @@ from disagg.slab import Slab
 from disagg.tasks import Pacer, cancel_all
 from serve.engine.admission import AdmissionQueue, Grant
 from serve.engine.chunks import ChunkDone, run_chunks
+from serve.engine.components import ComponentArrays
 from serve.engine.device import DeviceThread
 from serve.engine.loaded import STALL_SECONDS, LoadedModel
 from serve.engine.request import Completion, Delta, EngineStatus, Request
-from serve.engine.runner import ComponentArrays, NonFiniteLogits, RowSampling
+from serve.engine.rows import NonFiniteLogits, RowSampling
 from serve.engine.snapshot import Counters, snapshot
 
 log = logging.getLogger(__name__)

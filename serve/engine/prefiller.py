@@ -16,7 +16,7 @@ from serve.engine.chunks import run_chunks
 from serve.engine.device import DeviceThread
 from serve.engine.loaded import LoadedModel
 from serve.engine.request import Request, TransferStats
-from serve.engine.runner import RowSampling
+from serve.engine.rows import RowSampling
 
 
 @dataclass(frozen=True)

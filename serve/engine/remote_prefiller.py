@@ -24,7 +24,8 @@ from serve.engine.device import DeviceThread
 from serve.engine.loaded import LoadedModel
 from serve.engine.prefiller import Prefilled
 from serve.engine.request import Request, TransferStats
-from serve.engine.runner import RowSampling, Runner
+from serve.engine.rows import RowSampling
+from serve.engine.runner import Runner
 
 log = logging.getLogger(__name__)
 

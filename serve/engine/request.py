@@ -212,6 +212,8 @@ class EngineStatus:
     requests_running: int
     requests_finished: int
     requests_failed: int
+    drafts_proposed: int  # draft tokens that were verified, since start-up
+    drafts_accepted: int  # those of them that were the token drawn
     leases: dict[str, int]  # landing slots by state at decode, outbox slabs by state at prefill
     peers: dict[str, str]  # address -> state of the link
     health: dict[str, bool]  # grpc health service name -> serving

@@ -11,10 +11,12 @@ from serve.engine.request import EngineStatus
 
 @dataclass
 class Counters:
-    """Requests (jobs at a prefill) since start-up."""
+    """Requests (jobs at a prefill) and draft tokens since start-up."""
 
     finished: int = 0
     failed: int = 0
+    drafts_proposed: int = 0
+    drafts_accepted: int = 0
 
 
 def snapshot(
@@ -48,6 +50,8 @@ def snapshot(
         requests_running=running,
         requests_finished=counters.finished,
         requests_failed=counters.failed,
+        drafts_proposed=counters.drafts_proposed,
+        drafts_accepted=counters.drafts_accepted,
         leases=leases,
         peers=peers,
         health=health,

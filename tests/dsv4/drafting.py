@@ -7,7 +7,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dsv4.model import last_logits, merge_model
 from dsv4.mtp import advance, draft

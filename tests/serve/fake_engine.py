@@ -119,6 +119,8 @@ class FakeEngine:
             requests_running=len(self.in_flight),
             requests_finished=0,
             requests_failed=0,
+            drafts_proposed=9,
+            drafts_accepted=5,
             leases={"free": 3},
             peers={"127.0.0.1:1": "connected"},
             health=self.health,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 from disagg.layout import BufferLayout, LayoutTable
 from serve.engine.loaded import LoadedModel
-from serve.engine.runner import DecodeRow, NonFiniteLogits, PrefillChunk, Runner
+from serve.engine.rows import DecodeRow, Drawn, NonFiniteLogits, PrefillChunk
+from serve.engine.runner import Runner
 
 VOCAB, PAGE_TOKENS, MAX_CONTEXT = 100, 256, 2048
 
@@ -19,17 +21,29 @@ def next_token(token: int, position: int) -> int:
 
 
 class FakeRunner:
-    """Implements what the engines use of Runner."""
+    """Implements what the engines use of Runner.
 
-    def __init__(self, *, num_pages: int = 33, num_slots: int = 5, decode_rows: int = 4) -> None:
+    `draft` says what is drafted after a token at a position; without it nothing is.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 33,
+        num_slots: int = 5,
+        decode_rows: int = 4,
+        draft: Callable[[int, int], int] | None = None,
+        buckets: tuple[int, ...] = (8,),
+    ) -> None:
         self.config = SimpleNamespace(vocab_size=VOCAB, eos_token_id=1)
         self.spec = SimpleNamespace(page_tokens=PAGE_TOKENS)
         self.num_pages, self.num_slots, self.decode_rows = num_pages, num_slots, decode_rows
         self.chunk_tokens = PAGE_TOKENS
-        self.buckets = (8,)
+        self.buckets, self.draft = buckets, draft
         self.steps: list[list[tuple[int, int]]] = []  # (slot, position) per decode step
         self.fail: Exception | None = None
         self.non_finite_slot: int | None = None
+        self.non_finite_position: int | None = None
         self.gate = threading.Event()
         self.gate.set()
 
@@ -40,18 +54,21 @@ class FakeRunner:
             raise self.fail
         return next_token(int(chunk.tokens[-1]), chunk.start + len(chunk.tokens) - 1)
 
-    def decode(self, rows: list[DecodeRow], width: int) -> list[int | NonFiniteLogits]:
-        del width
+    def decode(self, rows: list[DecodeRow], width: int) -> list[Drawn | NonFiniteLogits]:
         self.gate.wait(10)
         if self.fail:
             raise self.fail
+        assert 1 <= len(rows) <= self.decode_rows
+        assert all(row.position < len(row.pages) * PAGE_TOKENS for row in rows)
+        assert all(row.position < width * PAGE_TOKENS for row in rows)
         self.steps.append([(row.slot, row.position) for row in rows])
-        return [
-            NonFiniteLogits(f"decode of position {row.position}")
-            if row.slot == self.non_finite_slot
-            else next_token(row.token, row.position)
-            for row in rows
-        ]
+        return [self._drawn(row) for row in rows]
+
+    def _drawn(self, row: DecodeRow) -> Drawn | NonFiniteLogits:
+        if row.slot == self.non_finite_slot or row.position == self.non_finite_position:
+            return NonFiniteLogits(f"decode of position {row.position}")
+        token = next_token(row.token, row.position)
+        return Drawn(token, self.draft(token, row.position + 1) if self.draft else None)
 
 
 def loader(runner: FakeRunner) -> LoadedModel:

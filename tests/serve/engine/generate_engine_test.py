@@ -242,3 +242,74 @@ def test_drain_refuses_new_requests_and_waits_for_old_ones():
             await drain
 
     asyncio.run(run())
+
+
+DRAFTS = {
+    "right": next_token,
+    "wrong": lambda token, position: 2 + next_token(token, position) % 90,
+    "some right": lambda token, position: next_token(token, position) if token % 2 else token,
+}
+
+
+@pytest.mark.parametrize("drafts", DRAFTS)
+def test_drafts_change_how_many_steps_are_run_and_no_token(drafts):
+    async def run():
+        runner = FakeRunner(draft=DRAFTS[drafts])
+        async with running(runner) as engine:
+            wanted = [request(f"r{i}", (3 + i, 9), max_tokens=1 + i % 9) for i in range(20)]
+            results = await asyncio.gather(*(collect(engine, w) for w in wanted))
+            for w, (tokens, completion) in zip(wanted, results, strict=True):
+                assert tokens == expected(w.token_ids, w.sampling.max_tokens)
+                assert completion.usage.completion_tokens == len(tokens)
+            status = engine.status()
+            proposed, accepted = status.drafts_proposed, status.drafts_accepted
+            rows = sum(len(step) for step in runner.steps)
+            assert proposed > 20
+            assert rows == sum(len(tokens) - 1 for tokens, _ in results) + proposed - accepted
+            if drafts == "some right":
+                assert 0.2 * proposed < accepted < 0.8 * proposed
+            else:
+                assert accepted == (proposed if drafts == "right" else 0)
+
+    asyncio.run(run())
+
+
+def test_a_stop_in_the_middle_of_a_step_ends_the_request_there():
+    async def run():
+        async with running(FakeRunner(draft=next_token)) as engine:
+            for count in (2, 3, 4, 5):
+                tokens = expected((5, 6, 7), count)
+                wanted = request(f"r{count}", max_tokens=50, stop_token_ids=tokens[-1:])
+                assert (await collect(engine, wanted))[0] == tokens
+
+    asyncio.run(run())
+
+
+def test_no_draft_lies_beyond_the_last_token_or_in_another_bucket():
+    """The fake runner refuses positions outside the pages and the bucket."""
+
+    async def run():
+        runner = FakeRunner(draft=next_token, buckets=(1, 4, 8))
+        async with running(runner) as engine:
+            for length in (252, 253, 254, 255, 2040, 2041):
+                prompt = (4,) * length
+                wanted = request(f"r{length}", prompt, max_tokens=8)
+                assert (await collect(engine, wanted))[0] == expected(prompt, min(8, 2048 - length))
+            across = [step for step in runner.steps if {p for _, p in step} >= {255, 256}]
+            assert across == []
+
+    asyncio.run(run())
+
+
+def test_an_accepted_draft_whose_row_is_not_finite_fails_after_its_token():
+    async def run():
+        runner = FakeRunner(draft=next_token)
+        runner.non_finite_position = 6
+        async with running(runner) as engine:
+            tokens = []
+            with pytest.raises(DisaggError, match="not finite at decode of position 6"):
+                async for event in engine.generate(request("a", max_tokens=20)):
+                    tokens += event.token_ids
+            assert tokens == expected((5, 6, 7), 4)
+
+    asyncio.run(run())

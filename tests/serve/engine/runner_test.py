@@ -6,10 +6,9 @@ from dsv4.cache import cache_spec
 from dsv4.checkpoint.load import load_model
 from dsv4.tiny import build_tiny_checkpoint
 from serve.engine.buckets import page_buckets
-from serve.engine.runner import DecodeRow, PrefillChunk, RowSampling, Runner
+from serve.engine.rows import GREEDY, DecodeRow, Drawn, PrefillChunk
+from serve.engine.runner import Runner
 from tests.dsv4 import hlo
-
-GREEDY = RowSampling(0.0, 0, 1.0, 0)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +48,9 @@ def prefill(runner, tokens, pages, slot):
 def decode(runner, token, position, pages, slot, count):
     tokens = []
     for i in range(count):
-        (token,) = runner.decode([DecodeRow(token, position + i, pages, slot, GREEDY)], 8)
+        (drawn,) = runner.decode([DecodeRow(token, position + i, pages, slot, GREEDY)], 8)
+        assert isinstance(drawn, Drawn)
+        token = drawn.token
         tokens.append(token)
     return tokens
 

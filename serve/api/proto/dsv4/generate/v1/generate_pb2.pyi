@@ -150,7 +150,7 @@ class ServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServerInfoResponse(_message.Message):
-    __slots__ = ("version", "capabilities", "role", "ready", "draining", "model_fingerprint", "layout_digest", "max_context", "vocab_size", "pages_total", "pages_used", "slots_total", "slots_used", "requests_waiting", "requests_running", "requests_finished", "requests_failed", "leases", "peers", "health", "settings")
+    __slots__ = ("version", "capabilities", "role", "ready", "draining", "model_fingerprint", "layout_digest", "max_context", "vocab_size", "pages_total", "pages_used", "slots_total", "slots_used", "requests_waiting", "requests_running", "requests_finished", "requests_failed", "leases", "peers", "health", "settings", "drafts_proposed", "drafts_accepted")
     class LeasesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +200,8 @@ class ServerInfoResponse(_message.Message):
     PEERS_FIELD_NUMBER: _ClassVar[int]
     HEALTH_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_PROPOSED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     version: str
     capabilities: _containers.RepeatedScalarFieldContainer[str]
     role: str
@@ -221,7 +223,9 @@ class ServerInfoResponse(_message.Message):
     peers: _containers.ScalarMap[str, str]
     health: _containers.ScalarMap[str, bool]
     settings: _containers.ScalarMap[str, str]
-    def __init__(self, version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., role: _Optional[str] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., model_fingerprint: _Optional[str] = ..., layout_digest: _Optional[str] = ..., max_context: _Optional[int] = ..., vocab_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_used: _Optional[int] = ..., slots_total: _Optional[int] = ..., slots_used: _Optional[int] = ..., requests_waiting: _Optional[int] = ..., requests_running: _Optional[int] = ..., requests_finished: _Optional[int] = ..., requests_failed: _Optional[int] = ..., leases: _Optional[_Mapping[str, int]] = ..., peers: _Optional[_Mapping[str, str]] = ..., health: _Optional[_Mapping[str, bool]] = ..., settings: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    drafts_proposed: int
+    drafts_accepted: int
+    def __init__(self, version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., role: _Optional[str] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., model_fingerprint: _Optional[str] = ..., layout_digest: _Optional[str] = ..., max_context: _Optional[int] = ..., vocab_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_used: _Optional[int] = ..., slots_total: _Optional[int] = ..., slots_used: _Optional[int] = ..., requests_waiting: _Optional[int] = ..., requests_running: _Optional[int] = ..., requests_finished: _Optional[int] = ..., requests_failed: _Optional[int] = ..., leases: _Optional[_Mapping[str, int]] = ..., peers: _Optional[_Mapping[str, str]] = ..., health: _Optional[_Mapping[str, bool]] = ..., settings: _Optional[_Mapping[str, str]] = ..., drafts_proposed: _Optional[int] = ..., drafts_accepted: _Optional[int] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id",)
