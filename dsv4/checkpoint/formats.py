@@ -153,11 +153,16 @@ def read_rows(weight: StoredWeight, scales: np.ndarray, begin: int, end: int) ->
     return values
 
 
-def read_integers(tensor: StoredTensor, shape: tuple[int, ...], *, limit: int) -> np.ndarray:
-    """Returns an integer tensor as int32 of `shape`, whose values must lie in 0..limit-1."""
+def check_integers(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
+    """Checks dtype and shape of an integer tensor from its header. Raises CheckpointError."""
     if tensor.dtype not in _INTEGERS:
         raise tensor.error(f"dtype: got {tensor.dtype}, expected one of {', '.join(_INTEGERS)}")
     _check_shape(tensor, shape)
+
+
+def read_integers(tensor: StoredTensor, shape: tuple[int, ...], *, limit: int) -> np.ndarray:
+    """Returns an integer tensor as int32 of `shape`, whose values must lie in 0..limit-1."""
+    check_integers(tensor, shape)
     values = tensor.read().view(_INTEGERS[tensor.dtype]).reshape(shape)
     outside = (values < 0) | (values >= limit)
     if outside.any():
