@@ -49,7 +49,7 @@ class InvokeReader:
         self._last_solid = ""  # the last character that is not white space
         self._run: list[Tag] = []  # the first tags since the last text that is not white space
         self._run_start = 0
-        self._run_at_line_start = False
+        self._run_starts_line: list[bool] = []
         self._nested = False  # it has quoted the beginning of a section or an invoke
         self._run_nested = False  # the same, before the run
 
@@ -113,10 +113,10 @@ class InvokeReader:
 
     def _feed_body(self, lexeme: Lexeme) -> Outcome | None:
         if isinstance(lexeme, Tag):
-            over = lexeme.element in (Element.INVOKE, Element.SECTION, Element.PARAMETER)
             if lexeme.marked and lexeme.ends(Element.INVOKE):
                 return self._close_body(None)
-            if over and self._last_solid == "}":
+            known = lexeme.marked and lexeme.element is not Element.UNKNOWN
+            if (known or lexeme.ends(Element.INVOKE)) and self._last_solid == "}":
                 return self._close_body(lexeme)
         self._parts.append(lexeme)
         self._last_solid = raw_text(lexeme).rstrip()[-1:] or self._last_solid
@@ -140,12 +140,13 @@ class InvokeReader:
             return self._close_value(len(self._parts), [])
         if not self._run:
             self._run_start = len(self._parts)
-            self._run_at_line_start = self._line_blank
+            self._run_starts_line = []
             self._run_nested = self._nested
         self._parts.append(lexeme)
-        self._line_blank = False
+        starts_line, self._line_blank = self._line_blank, False
         if len(self._run) < _MAX_RUN:
             self._run.append(lexeme)
+            self._run_starts_line.append(starts_line)
             if self._value_is_over(at_end=False):
                 return self._close_value(self._run_start, self._parts[self._run_start :])
             if self._begins_anew():
@@ -158,51 +159,49 @@ class InvokeReader:
     def _value_is_over(self, *, at_end: bool) -> bool:
         """Whether the run of tags that the value ends with shows that its own end is missing.
 
-        It is over where the run is
-        - an end without marker or name, followed by a tag that can only stand behind a value,
-        - at the start of a line, a parameter that the tool has and the call does not have yet,
-        - at the start of a line, the end of the invoke, followed by the end of the section, by
-          another call of a declared tool, or by the end of the response. Not if the value has
-          quoted the beginning that belongs to that end.
+        It is over where the run, with its tags at the start of lines, is
+        - a parameter that the tool has and the call does not have yet,
+        - the end of the invoke, and what shows that it is no quotation,
+        - an end of the value without marker or name, followed by one of these, or by any other
+          parameter that the call does not have yet.
         """
-        if not self._run:
+        run, starts_line = self._run, self._run_starts_line
+        if not run or not all(starts_line[1:]):
             return False
-        first, *behind = self._run
-        if _is_damaged_end(first):
-            return self._confirms_end(behind, at_end=at_end)
-        if not self._run_at_line_start or not first.marked:
+        if _is_damaged_end(run[0]):
+            run = run[1:]
+            if run and run[0].marked and run[0].begins(Element.PARAMETER):
+                return run[0].name not in self._given and not run[0].broken
+        elif not run[0].marked or not starts_line[0]:
             return False
-        if first.element is Element.PARAMETER:
-            return self._is_next_parameter(first)
-        if not first.ends(Element.INVOKE) or self._run_nested:
+        if not run:
             return False
-        if not behind:
-            return at_end
-        if behind[0].ends(Element.SECTION):
-            return True
-        named = [tag.name for tag in behind[:2]]
-        return (
-            len(behind) > 1
-            and behind[0].begins(Element.INVOKE)
-            and behind[1].begins(Element.PARAMETER)
-            and self._calls.declares(named[0], named[1])
-        )
+        return self._is_next_parameter(run[0]) or self._ends_invoke(run, at_end=at_end)
 
-    def _confirms_end(self, behind: list[Tag], *, at_end: bool) -> bool:
-        for tag in behind:
-            if tag.begins(Element.PARAMETER):
-                return tag.marked or self._is_next_parameter(tag)
-            if tag.marked and tag.element in (Element.INVOKE, Element.SECTION):
-                return True
-        return at_end and bool(behind) and behind[0].ends(Element.INVOKE)
+    def _ends_invoke(self, run: list[Tag], *, at_end: bool) -> bool:
+        """Whether a run begins with the end of this invoke.
+
+        Behind that follows the end of the section, another call of a declared tool with one of its
+        parameters, or the end of the response. If the value has quoted a beginning, the end may
+        belong to that.
+        """
+        if self._run_nested or not run[0].ends(Element.INVOKE):
+            return False
+        if len(run) == 1:
+            return at_end
+        if run[1].ends(Element.SECTION):
+            return run[1].marked
+        begins = len(run) > 2 and run[1].marked and run[1].begins(Element.INVOKE)
+        return begins and self._calls.declares(run[1].name, run[2].name)
 
     def _is_next_parameter(self, tag: Tag) -> bool:
-        is_new = tag.name not in self._given and not tag.broken
+        begins = tag.begins(Element.PARAMETER) and not tag.broken
+        is_new = begins and tag.name not in self._given
         return is_new and self._calls.declares(self.invoke.name, tag.name)
 
     def _begins_anew(self) -> bool:
         """Whether the "value" is what stands between a mention of a tag and a real section."""
-        if self._sectioned or not self._run_at_line_start or len(self._run) != 2:
+        if self._sectioned or len(self._run) != 2 or not all(self._run_starts_line):
             return False
         section, invoke = self._run
         is_call = invoke.begins(Element.INVOKE) and self._calls.declared(invoke.name) is not None

@@ -15,7 +15,8 @@ from dsv4.text.special_tokens import DSML
 _BARS = "｜|‖│￨∣"
 _SPACES = " \t\r\n"
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.:")
-_QUOTES = {'"': '"”“', "'": "'’‘", "“": '”“"', "”": '”“"', "‘": "’‘'", "’": "’‘'"}
+# What closes a value that a quotation mark opens.
+_QUOTES = {'"': '"', "'": "'", "“": '”“"', "”": '”“"', "‘": "’‘'", "’": "’‘'"}
 _START = re.compile("[<｜]")
 
 # A tag is given up where one of its parts gets longer than any real one.
