@@ -1,0 +1,246 @@
+"""Arrays in Orbax checkpoints: one checkpoint per item, written and read with bounded memory.
+
+Items are written by Orbax, uncompressed and one file per chunk, so that Orbax restores them like
+any other checkpoint. They are read here chunk by chunk, each checked against its digest and copied
+to the shards that need it, so that nothing is held twice. Knows nothing of the model.
+"""
+
+import contextlib
+import itertools
+import logging
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+
+from dsv4.checkpoint.errors import CheckpointError
+from dsv4.checkpoint.inventory import ArrayEntry, chunk_digest
+from dsv4.checkpoint.memory import aligned_empty
+
+# No chunk is larger; an array beyond it with three axes is cut into its first (experts).
+_CHUNK_BYTES = 32 << 20
+# Chunks in flight are at most this many.
+_MAX_THREADS = 8
+
+Cell = tuple[slice, ...]
+Bounds = tuple[tuple[int, int], ...]  # begin and end of each axis
+
+
+def write_item(folder: pathlib.Path, arrays: Mapping[str, jax.Array]) -> None:
+    """Writes one Orbax checkpoint. It holds no copy of the arrays.
+
+    Args:
+      folder: new folder; it appears, by a rename, once everything is written.
+      arrays: dotted path -> array; the path's parts become the checkpoint's tree.
+    """
+    import orbax.checkpoint as ocp
+
+    tree, options = {}, {}
+    for path, array in arrays.items():
+        _put(tree, path, array)
+        large = array.ndim == 3 and array.nbytes > _CHUNK_BYTES
+        chunks = ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES, shard_axes=(0,) if large else ())
+        _put(options, path, chunks)
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=False, use_compression=False)
+    with _quiet_merge(), ocp.Checkpointer(handler) as checkpointer:
+        checkpointer.save(folder.absolute(), ocp.args.PyTreeSave(tree, save_args=options))
+
+
+def describe_array(
+    folder: pathlib.Path, array: jax.Array, *, threads: ThreadPoolExecutor
+) -> ArrayEntry:
+    """Returns the inventory's entry of an array that `write_item` has written to `folder`.
+
+    The digests are those of the array in memory, so that whoever reads the folder proves that the
+    disk holds the same.
+    """
+    store = _open(folder)
+    chunk = _chunk_shape(store)
+    values = np.asarray(array)
+    digests = threads.map(lambda cell: _digest(values[cell]), _cells(values.shape, chunk))
+    return ArrayEntry(values.dtype.name, values.shape, chunk, tuple(digests))
+
+
+def chunk_threads() -> ThreadPoolExecutor:
+    """Returns the threads for `describe_array` and `read_array`; each holds one chunk at a time."""
+    return ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1), "checkpoint")
+
+
+def read_array(
+    folder: pathlib.Path,
+    entry: ArrayEntry,
+    dtype: np.dtype,
+    *,
+    parameter: str,
+    sharding: jax.sharding.Sharding | None,
+    threads: ThreadPoolExecutor,
+    report: Callable[[int], None],
+) -> jax.Array:
+    """Reads an array to the devices of this process, to each its part and nothing more.
+
+    Args:
+      folder: of the array.
+      entry: what the inventory says of it.
+      dtype: of the result; a cast from one float to another goes over float32.
+      parameter: named in errors.
+      sharding: where the parts go; None puts all of it on the default device.
+      threads: read, check and copy chunks.
+      report: called with the stored bytes of each chunk read.
+
+    Raises:
+      CheckpointError: missing, of another shape or dtype, or a chunk with another digest.
+    """
+    store = _checked_store(folder, entry, parameter)
+    placement = _placement(entry.shape, sharding)
+    shards = {
+        bounds: aligned_empty(tuple(end - begin for begin, end in bounds), dtype)
+        for bounds in placement
+    }
+
+    def fill(number: int, cell: Cell) -> int:
+        wanted = [bounds for bounds in shards if _intersect(cell, bounds)]
+        if not wanted:
+            return 0
+        chunk = _read_chunk(store, cell, folder, parameter)
+        if _digest(chunk) != entry.digests[number]:
+            raise CheckpointError(
+                f"chunk {number}: its digest is not that of the conversion: the file is damaged",
+                file=folder,
+                tensor=parameter,
+            )
+        for bounds in wanted:
+            _copy(chunk, cell, shards[bounds], bounds)
+        return chunk.nbytes
+
+    cells = _cells(entry.shape, entry.chunk)
+    for num_bytes in threads.map(fill, range(len(cells)), cells):
+        report(num_bytes)
+    if sharding is None:
+        ((_, target),) = shards.items()
+        return jax.device_put(target, may_alias=True)
+    parts = [
+        jax.device_put(shards[bounds], device, may_alias=True)
+        for bounds, devices in placement.items()
+        for device in devices
+    ]
+    return jax.make_array_from_single_device_arrays(entry.shape, sharding, parts)
+
+
+def _put(tree: dict[str, Any], path: str, value: object) -> None:
+    *parents, last = path.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+    tree[last] = value
+
+
+@contextlib.contextmanager
+def _quiet_merge() -> Iterator[None]:
+    """Orbax warns that there is no OCDBT data to merge, which is as it should be."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "Skipping merge of OCDBT checkpoints" not in record.getMessage()
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
+
+
+def _open(folder: pathlib.Path) -> Any:
+    """Opens a zarr array, as Orbax writes it. Raises ValueError or OSError."""
+    import tensorstore
+
+    spec = {
+        "driver": "zarr",
+        "kvstore": {"driver": "file", "path": f"{folder.absolute()}/"},
+        "fill_missing_data_reads": False,
+    }
+    return tensorstore.open(spec, open=True, read=True).result()
+
+
+def _chunk_shape(store: Any) -> tuple[int, ...]:
+    return tuple(store.chunk_layout.read_chunk.shape or ())  # None if there are no axes
+
+
+def _checked_store(folder: pathlib.Path, entry: ArrayEntry, parameter: str) -> Any:
+    def error(problem: str) -> CheckpointError:
+        return CheckpointError(problem, file=folder, tensor=parameter)
+
+    try:
+        store = _open(folder)
+    except (ValueError, OSError) as failure:
+        raise error(f"cannot be opened: {_first_line(failure)}") from failure
+    for field, seen, expected in (
+        ("dtype", store.dtype.name, entry.dtype),
+        ("shape", list(store.shape), list(entry.shape)),
+        ("chunk shape", list(_chunk_shape(store)), list(entry.chunk)),
+    ):
+        if seen != expected:
+            raise error(f"{field}: got {seen}, expected {expected} from the inventory")
+    return store
+
+
+def _read_chunk(store: Any, cell: Cell, folder: pathlib.Path, parameter: str) -> np.ndarray:
+    try:
+        return np.asarray(store[cell].read(order="C").result())
+    except (ValueError, OSError) as failure:
+        raise CheckpointError(
+            f"cannot be read: {_first_line(failure)}", file=folder, tensor=parameter
+        ) from failure
+
+
+def _first_line(failure: Exception) -> str:
+    return str(failure).partition("\n")[0][:300]
+
+
+def _digest(chunk: np.ndarray) -> str:
+    return chunk_digest(memoryview(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8)))
+
+
+def _cells(shape: tuple[int, ...], chunk: tuple[int, ...]) -> list[Cell]:
+    """Returns the part of an array that each of its chunks covers, last axis fastest."""
+    steps = [
+        [slice(begin, min(begin + step, size)) for begin in range(0, size, step)]
+        for size, step in zip(shape, chunk, strict=True)
+    ]
+    return list(itertools.product(*steps))
+
+
+def _placement(
+    shape: tuple[int, ...], sharding: jax.sharding.Sharding | None
+) -> dict[Bounds, list[Any]]:
+    """Returns the parts of an array that this process holds, and the devices that hold each."""
+    if sharding is None:
+        return {tuple((0, size) for size in shape): []}
+    placement: dict[Bounds, list[Any]] = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        slices = index or ()
+        bounds = tuple(part.indices(size)[:2] for part, size in zip(slices, shape, strict=True))
+        placement.setdefault(bounds, []).append(device)
+    return placement
+
+
+def _intersect(cell: Cell, bounds: Bounds) -> bool:
+    return all(
+        part.start < end and begin < part.stop
+        for part, (begin, end) in zip(cell, bounds, strict=True)
+    )
+
+
+def _copy(chunk: np.ndarray, cell: Cell, shard: np.ndarray, bounds: Bounds) -> None:
+    """Copies what a chunk and a shard have in common; `bounds` is where the shard lies."""
+    source, target = [], []
+    for part, (begin, end) in zip(cell, bounds, strict=True):
+        low, high = max(part.start, begin), min(part.stop, end)
+        source.append(slice(low - part.start, high - part.start))
+        target.append(slice(low - begin, high - begin))
+    piece = chunk[tuple(source)]
+    if piece.dtype != shard.dtype:
+        piece = piece.astype(np.float32)
+    shard[tuple(target)] = piece
