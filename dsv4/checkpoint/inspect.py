@@ -9,7 +9,16 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from dsv4.checkpoint import config_file, formats, manifest, memory_needs, names, reader
+from dsv4.checkpoint import (
+    config_file,
+    converted,
+    formats,
+    inventory,
+    manifest,
+    memory_needs,
+    names,
+    reader,
+)
 from dsv4.checkpoint.errors import CheckpointError
 from dsv4.checkpoint.reader import StoredTensor
 from dsv4.checkpoint.tally import Part, Tally
@@ -18,6 +27,9 @@ from dsv4.config import ModelConfig
 # file: a file or the index is damaged. missing: a weight without tensor. unexpected: a tensor
 # without weight. format: a wrong shape or dtype, a scale too many or too few.
 Kind = Literal["file", "missing", "unexpected", "format"]
+
+# one file, shards: safetensors. orbax: a converted checkpoint.
+Layout = Literal["one file", "shards", "orbax"]
 
 # What text needs, beside the weights.
 TEXT_FILES = (
@@ -55,7 +67,7 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class WeightFile:
-    """A file with weights that could be read."""
+    """A file, or an Orbax folder, with weights that could be read."""
 
     name: str
     tensors: int
@@ -68,7 +80,7 @@ class Report:
 
     Attributes:
       folder: what was looked at.
-      layout: "one file" or "shards".
+      layout: of the weights.
       config: its config.json.
       files: weight files that could be read.
       naming: naming scheme -> tensors that follow it.
@@ -82,7 +94,7 @@ class Report:
     """
 
     folder: pathlib.Path
-    layout: str
+    layout: Layout
     config: ModelConfig
     files: tuple[WeightFile, ...]
     naming: Mapping[str, int]
@@ -104,8 +116,8 @@ def inspect(directory: str | pathlib.Path) -> Report:
     if not folder.is_dir():
         raise CheckpointError("no such folder", file=folder)
     config, raw = config_file.load_config(folder)
-    contents = reader.scan(folder)
     check = _Check(folder, config)
+    layout, contents = _scan(folder)
     for error in contents.problems:
         check.report("file", error)
     tensors = check.official_tensors(contents.tensors)
@@ -113,7 +125,7 @@ def inspect(directory: str | pathlib.Path) -> Report:
     check.weights(tensors, _promised(contents.unread, config), check.fp8_block(raw), mtp=has_mtp)
     return Report(
         folder=folder,
-        layout="shards" if (folder / reader.INDEX_FILE).exists() else "one file",
+        layout=layout,
         config=config,
         files=_files(contents.tensors),
         naming=_naming(contents.tensors),
@@ -246,6 +258,17 @@ class _Check:
         part: Part = "mtp" if names.is_mtp(official) else "main"
         num_bytes = sum(tensor.num_bytes for tensor in tensors)
         self.counts.of(part, form).add(tensors=len(tensors), parameters=0, num_bytes=num_bytes)
+
+
+def _scan(folder: pathlib.Path) -> tuple[Layout, reader.Contents]:
+    try:
+        kind = inventory.checkpoint_kind(folder)
+    except CheckpointError as error:
+        return "orbax", reader.Contents(problems=(error,))
+    if kind == "orbax":
+        return kind, converted.scan(folder)
+    layout = "shards" if (folder / reader.INDEX_FILE).exists() else "one file"
+    return layout, reader.scan(folder)
 
 
 def _promised(unread: Iterable[str], config: ModelConfig) -> set[str]:

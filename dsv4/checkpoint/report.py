@@ -175,12 +175,12 @@ def _show_config(config: ModelConfig, line: _Lines) -> None:
 
 
 def _weight_files(report: Report) -> str:
-    total = sum(file.num_bytes for file in report.files)
+    total = size(sum(file.num_bytes for file in report.files))
     count = len(report.files)
-    files = f"{count} {'file' if count == 1 else 'files'}"
-    if report.layout == "shards":
-        files += " and their index"
-    return f"safetensors, {files}, {size(total)}"
+    if report.layout == "orbax":
+        return f"Orbax, {count} folders, {total}"
+    files = "one file" if report.layout == "one file" else f"{count} files and their index"
+    return f"safetensors, {files}, {total}"
 
 
 def _needs_table(report: Report) -> Table:

@@ -1,0 +1,81 @@
+"""The inventory of a converted (Orbax) checkpoint in the form of headers, for `inspect`.
+
+Stacked experts are cut into one tensor each, under official names; `file` is the folder of the
+layer. Nothing is opened but `weights.json`, and needs no jax.
+"""
+
+import math
+import pathlib
+
+import numpy as np
+
+from dsv4.checkpoint import inventory, names, reader
+from dsv4.checkpoint.errors import CheckpointError
+from dsv4.checkpoint.inventory import ArrayEntry, ParameterEntry
+from dsv4.checkpoint.reader import StoredTensor
+
+_TAGS = {
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "float32": "F32",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e8m0fnu": "F8_E8M0",
+    "int32": "I32",
+    "uint8": "U8",
+}
+# Format -> array of a parameter -> how the name of such a tensor ends; None: the weight itself.
+_SUFFIXES: dict[str, dict[str, str | None]] = {
+    "plain": {inventory.PLAIN: None},
+    "fp8": {inventory.VALUES: None, inventory.SCALE: "scale"},
+    "mxfp4": {inventory.VALUES: None, inventory.SCALE: "scale"},
+    "nvfp4": {
+        inventory.VALUES: None,
+        inventory.SCALE: "weight_scale",
+        inventory.GLOBAL_SCALE: "weight_scale_2",
+    },
+}
+
+
+def scan(folder: pathlib.Path) -> reader.Contents:
+    """Like `reader.scan`: what the inventory promises, and what of it is not there."""
+    try:
+        parameters = inventory.read_inventory(folder).parameters
+    except CheckpointError as error:
+        return reader.Contents(problems=(error,))
+    tensors: list[StoredTensor] = []
+    problems: list[CheckpointError] = []
+    unread: set[str] = set()
+    for parameter, entry in parameters.items():
+        found = _tensors(folder, parameter, entry)
+        absent = [
+            path
+            for part in entry.arrays
+            if not (path := inventory.array_folder(folder, parameter, part)).is_dir()
+        ]
+        if absent:
+            problems.append(CheckpointError("no such folder", file=absent[0], tensor=parameter))
+            unread.update(tensor.name for tensor in found)
+        else:
+            tensors += found
+    return reader.Contents(tuple(tensors), tuple(problems), frozenset(unread))
+
+
+def _tensors(folder: pathlib.Path, parameter: str, entry: ParameterEntry) -> list[StoredTensor]:
+    path = parameter.split(".")
+    weight = entry.arrays.get(inventory.VALUES) or entry.arrays[inventory.PLAIN]
+    is_stack = path[-2:-1] == ["experts"]
+    file = folder / inventory.WEIGHTS_FOLDER / inventory.item_of(parameter)
+    tensors = []
+    for name in names.weight_tensors(path, weight.shape):
+        for part, suffix in _SUFFIXES[entry.format].items():
+            array = entry.arrays[part]
+            official = name if suffix is None else names.scale_name(name, suffix)
+            tensors.append(_tensor(official, array, array.shape[1 if is_stack else 0 :], file))
+    return tensors
+
+
+def _tensor(
+    name: str, array: ArrayEntry, shape: tuple[int, ...], file: pathlib.Path
+) -> StoredTensor:
+    num_bytes = math.prod(shape) * np.dtype(array.dtype).itemsize
+    return StoredTensor(name, _TAGS[array.dtype], shape, file, 0, num_bytes)
