@@ -123,6 +123,15 @@ def test_ids_of_a_whole_chat_are_those_of_the_official_string(real):
     assert ids[-2:] == [128804, 128821]
 
 
+def test_the_name_of_a_call_is_text_too():
+    calls = [{"function": {"name": "｜DSML｜f"}}]
+    said = read_messages([{"role": "assistant", "tool_calls": calls}])
+    prompt = encoder.encode_prompt(Conversation(said))
+    tags = 4  # begin and end of the block and of the call
+    assert prompt.encode(BYTES).count(BYTES.special_tokens["｜DSML｜"]) == tags
+    assert 'name="｜DSML｜f"' in prompt.text
+
+
 def test_control_names_become_control_ids_if_asked_to():
     conversation = Conversation(read_messages([{"role": "user", "content": "<think>"}]))
     think = BYTES.special_tokens["<think>"]

@@ -59,6 +59,14 @@ def test_the_order_of_results_holds_until_an_assistant_makes_new_calls():
     assert order == ["", "ab", "", "ab", "", "ba"]
 
 
+def test_calls_and_results_without_an_id_do_not_belong_together():
+    made = (ToolCall("a", "f", "{}"), ToolCall("", "g", "{}"))
+    said = [Message(Role.ASSISTANT, tool_calls=made)]
+    results = [Message(Role.TOOL, tool_call_id=i) for i in ("", "a")]
+    turn = turns.group([*said, *results])[-1]
+    assert [m.tool_call_id for m in turn.messages] == ["", "a"]
+
+
 def test_the_last_question_may_be_a_developers_and_is_none_without_one():
     roles = (Role.USER, Role.ASSISTANT, Role.DEVELOPER, Role.SYSTEM)
     assert turns.last_ask(turns.group([Message(role) for role in roles])) == 2
