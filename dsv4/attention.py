@@ -22,6 +22,7 @@ from dsv4.config import ModelConfig
 from dsv4.indexer import Indexer
 from dsv4.layers import Linear, RmsNorm, apply_rope, einsum, parameter, rms_normalize
 from dsv4.step import Step, read_entries, read_pages, store_address, store_entries
+from dsv4.weights import expanded
 from dsv4.window import update_window
 
 LayerCache = dict[str, jax.Array]
@@ -114,7 +115,8 @@ class Attention(nnx.Module):
 
     def _project(self, out: jax.Array) -> jax.Array:
         grouped = out.reshape(out.shape[0], self.groups, -1)
-        weight = self.wo_a.weight[...].reshape(self.groups, -1, grouped.shape[-1])
+        weight = expanded(self.wo_a.weight[...], out.dtype)
+        weight = weight.reshape(self.groups, -1, grouped.shape[-1])
         latent = einsum("ngi,gri->ngr", grouped, weight).astype(out.dtype)
         return self.wo_b(latent.reshape(out.shape[0], -1))
 

@@ -15,12 +15,13 @@ import numpy as np
 from flax import nnx
 
 from dsv4.config import ModelConfig
+from dsv4.weights import Weight, expanded
 
 RopeTable = tuple[jax.Array, jax.Array]
 
 
 def parameter(shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> nnx.Param:
-    """A parameter of zeros; real values come from a checkpoint."""
+    """A parameter of zeros; a checkpoint replaces them by an array or a `PackedWeight`."""
     return nnx.Param(jnp.zeros(shape, dtype))
 
 
@@ -30,8 +31,12 @@ def einsum(spec: str, left: jax.Array, right: jax.Array) -> jax.Array:
     return jnp.einsum(spec, left, right, precision=precision, preferred_element_type=jnp.float32)
 
 
-def linear(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """y = W x in float32: x [..., in], weight [out, in] -> [..., out]."""
+def linear(x: jax.Array, weight: Weight) -> jax.Array:
+    """y = W x in float32: x [..., in], weight [out, in] -> [..., out].
+
+    A packed weight takes x's dtype.
+    """
+    weight = expanded(weight, x.dtype)
     if x.dtype != weight.dtype:
         wide = jnp.promote_types(x.dtype, weight.dtype)
         x, weight = x.astype(wide), weight.astype(wide)

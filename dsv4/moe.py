@@ -12,9 +12,10 @@ from flax import nnx
 
 from dsv4.config import ModelConfig
 from dsv4.layers import Linear, einsum, linear, parameter
+from dsv4.weights import expanded
 
 DENSE_RATIO = 8
-GATHER_PAIRS = 64
+TILE_ROWS = (16, 128)  # least and most
 
 
 class Gate(nnx.Module):
@@ -59,61 +60,65 @@ class Experts(nnx.Module):
     def __call__(self, x: jax.Array, experts: jax.Array, weights: jax.Array) -> jax.Array:
         """x [N, D], experts and weights [N, k] -> weighted sum [N, D] float32.
 
-        One of three forms, chosen by static sizes. With few experts per chosen one (at most
+        One of two forms, chosen by static sizes. With few experts per chosen one (at most
         `DENSE_RATIO`) every token passes all experts: plain products cost less than moving rows or
-        weights. Else few (token, expert) pairs (at most `GATHER_PAIRS`) gather their experts'
-        weights; more pairs are sorted by expert, and every expert's weights are read once.
+        weights. Else tiles of rows each meet the one expert they all chose.
         """
         count, per_token = self.w1[...].shape[0], experts.shape[1]
         if count <= DENSE_RATIO * per_token:
             return self._dense(x, experts, weights)
-        if experts.size <= GATHER_PAIRS:
-            return self._gathered(x, experts, weights)
-        return self._sorted(x, experts, weights)
+        return self._tiled(x, experts, weights)
 
     def _dense(self, x: jax.Array, experts: jax.Array, weights: jax.Array) -> jax.Array:
-        gate = einsum("nd,efd->enf", x, self.w1[...])
-        up = einsum("nd,efd->enf", x, self.w3[...])
+        w1, w2, w3 = (expanded(part[...], x.dtype) for part in (self.w1, self.w2, self.w3))
+        gate = einsum("nd,efd->enf", x, w1)
+        up = einsum("nd,efd->enf", x, w3)
         inner = clamped_swiglu(gate, up, self.limit).astype(x.dtype)
-        outputs = einsum("enf,edf->end", inner, self.w2[...])
+        outputs = einsum("enf,edf->end", inner, w2)
         # Weight of each expert for each token; experts not chosen add exact zeros.
         is_chosen = experts[..., None] == jnp.arange(outputs.shape[0])
         of_expert = jnp.sum(jnp.where(is_chosen, weights[..., None], 0.0), axis=1)
         return jnp.sum(outputs * of_expert.T[..., None], axis=0)
 
-    def _gathered(self, x: jax.Array, experts: jax.Array, weights: jax.Array) -> jax.Array:
-        gate = einsum("nd,nkfd->nkf", x, self.w1[...][experts])
-        up = einsum("nd,nkfd->nkf", x, self.w3[...][experts])
-        inner = clamped_swiglu(gate, up, self.limit).astype(x.dtype)
-        outputs = einsum("nkf,nkdf->nkd", inner, self.w2[...][experts])
-        return jnp.sum(outputs * weights[..., None], axis=1)
+    def _tiled(self, x: jax.Array, experts: jax.Array, weights: jax.Array) -> jax.Array:
+        """Sorts (token, expert) pairs by expert and loops over the tiles that hold any.
 
-    def _sorted(self, x: jax.Array, experts: jax.Array, weights: jax.Array) -> jax.Array:
-        per_token = experts.shape[1]
+        One expert is expanded at a time, so packed weights stay packed; experts that nobody chose
+        cost nothing.
+        """
+        count, per_token = self.w1[...].shape[0], experts.shape[1]
         flat = experts.reshape(-1)
+        num_pairs = flat.shape[0]
+        size = _tile_size(num_pairs, count)
         order = jnp.argsort(flat, stable=True)
-        sizes = jnp.bincount(flat, length=self.w1[...].shape[0]).astype(jnp.int32)
-        rows = x[order // per_token]
-        gate = _ragged_linear(rows, self.w1[...], sizes)
-        up = _ragged_linear(rows, self.w3[...], sizes)
-        inner = clamped_swiglu(gate, up, self.limit).astype(x.dtype)
-        outputs = _ragged_linear(inner, self.w2[...], sizes)
-        outputs = outputs[jnp.argsort(order)].reshape(*experts.shape, -1)
-        return jnp.sum(outputs * weights[..., None], axis=1)
+        pairs_of = jnp.bincount(flat, length=count).astype(jnp.int32)
+        ends = jnp.cumsum(pairs_of)
+        tiles_of = (pairs_of + size - 1) // size
+        tile_ends = jnp.cumsum(tiles_of)
+
+        def add_tile(tile: jax.Array, outputs: jax.Array) -> jax.Array:
+            expert = jnp.searchsorted(tile_ends, tile, side="right")
+            nth = tile - (tile_ends[expert] - tiles_of[expert])
+            places = ends[expert] - pairs_of[expert] + nth * size + jnp.arange(size)
+            pairs = order.at[places].get(mode="clip")
+            rows = x[pairs // per_token]
+            w1, w2, w3 = (part[...][expert] for part in (self.w1, self.w2, self.w3))
+            gate, up = linear(rows, w1), linear(rows, w3)
+            inner = clamped_swiglu(gate, up, self.limit).astype(x.dtype)
+            # Places past the expert's last pair go nowhere.
+            pairs = jnp.where(places < ends[expert], pairs, num_pairs)
+            return outputs.at[pairs].set(linear(inner, w2), mode="drop")
+
+        outputs = jnp.zeros((num_pairs, x.shape[1]), jnp.float32)
+        outputs = jax.lax.fori_loop(0, tile_ends[-1], add_tile, outputs)
+        return jnp.sum(outputs.reshape(*experts.shape, -1) * weights[..., None], axis=1)
 
 
-_RAGGED = jax.lax.RaggedDotDimensionNumbers(
-    dot_dimension_numbers=(((1,), (2,)), ((), ())),
-    lhs_ragged_dimensions=[0],
-    rhs_group_dimensions=[0],
-)
-
-
-def _ragged_linear(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
-    precision = jax.lax.Precision.HIGHEST if rows.dtype == jnp.float32 else None
-    return jax.lax.ragged_dot_general(
-        rows, weights, sizes, _RAGGED, precision=precision, preferred_element_type=jnp.float32
-    )
+def _tile_size(num_pairs: int, num_experts: int) -> int:
+    """Rows of a tile: the mean of an expert, as a power of two within `TILE_ROWS`."""
+    low, high = TILE_ROWS
+    mean = -(-num_pairs // num_experts)
+    return min(max(low, 1 << (mean - 1).bit_length()), high)
 
 
 class SharedExperts(nnx.Module):

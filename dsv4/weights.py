@@ -1,0 +1,106 @@
+"""Quantised weights kept as a checkpoint stores them, expanded where they meet arithmetic.
+
+This is the one description of the byte layouts; `dsv4.checkpoint.formats` finds them in files.
+
+fp8     e4m3 values [out, in], one scale per block of r x c: W[i, j] = v[i, j] * s[i // r, j // c]
+mxfp4   bytes [out, in / 2] of two e2m1, the low nibble is the even column; a scale per 32 columns
+nvfp4   the same with an e4m3 scale per 16 columns, times one float32 scale for the whole weight
+Block scales are e8m0 (byte b is 2^(b - 127)), e4m3 or float32. Source: reference 4.1, 4.2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from types import EllipsisType
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+PackedFormat = Literal["fp8", "mxfp4", "nvfp4"]
+
+# Magnitudes of the lower three bits of an e2m1; the fourth is the sign.
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+FP8_BLOCK = 128
+MXFP4_BLOCK = 32
+NVFP4_BLOCK = 16
+
+# Twice each magnitude is a whole number below 16: eight of them fit in a word.
+_DOUBLED = sum(int(2 * value) << (4 * code) for code, value in enumerate(E2M1))
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("values", "scale", "global_scale"),
+    meta_fields=("format", "block"),
+)
+@dataclasses.dataclass(frozen=True)
+class PackedWeight:
+    """A weight [..., out, in] in its stored format; leading axes are experts.
+
+    Attributes:
+      values: fp8: float8_e4m3fn [..., out, in]; else uint8 [..., out, in / 2].
+      scale: float8_e8m0fnu, float8_e4m3fn or float32 [..., row blocks, column blocks].
+      global_scale: float32 [...], of nvfp4 only.
+      format: of the values.
+      block: rows and columns that share a scale; the last block of an axis may be cut.
+    """
+
+    values: jax.Array
+    scale: jax.Array
+    global_scale: jax.Array | None
+    format: PackedFormat
+    block: tuple[int, int]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape [..., out, in]."""
+        *leading, columns = self.values.shape
+        return (*leading, columns if self.format == "fp8" else 2 * columns)
+
+    def __getitem__(self, index: EllipsisType | jax.Array) -> PackedWeight:
+        """`...` is the weight itself; integers pick experts of the first axis, still packed."""
+        return self if index is Ellipsis else jax.tree.map(lambda part: part[index], self)
+
+    def expand(self, dtype: jax.typing.DTypeLike) -> jax.Array:
+        """Returns the weight [..., out, in]: float32 products, rounded once to `dtype`.
+
+        The same values as `dsv4.checkpoint.formats.read_rows`, but scales and products below the
+        smallest normal float32 (2^-126) count as zero where the device flushes them, as CPUs do.
+        """
+        is_fp8 = self.format == "fp8"
+        values = self.values.astype(jnp.float32) if is_fp8 else _unpack_e2m1(self.values)
+        values = values * _spread(self.scale.astype(jnp.float32), self.block, values.shape)
+        if self.global_scale is not None:
+            values = values * self.global_scale[..., None, None]
+        return values.astype(dtype)
+
+
+Weight = jax.Array | PackedWeight
+
+
+def expanded(weight: Weight, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """A packed weight expanded to `dtype`; a plain one as it is."""
+    return weight.expand(dtype) if isinstance(weight, PackedWeight) else weight
+
+
+def _unpack_e2m1(values: jax.Array) -> jax.Array:
+    """uint8 [..., n] -> float32 [..., 2 n]."""
+    nibbles = jnp.stack([values & 15, values >> 4], axis=-1).astype(jnp.uint32)
+    doubled = (jnp.uint32(_DOUBLED) >> (4 * (nibbles & 7))) & 15
+    magnitudes = 0.5 * doubled.astype(jnp.int32).astype(jnp.float32)
+    signs = (nibbles & 8) << 28
+    bits = jax.lax.bitcast_convert_type(magnitudes, jnp.uint32) | signs
+    unpacked = jax.lax.bitcast_convert_type(bits, jnp.float32)
+    return unpacked.reshape(*values.shape[:-1], -1)
+
+
+def _spread(scale: jax.Array, block: tuple[int, int], shape: tuple[int, ...]) -> jax.Array:
+    """Repeats block scales over their rows and columns, cut to `shape`."""
+    *leading, row_blocks, column_blocks = scale.shape
+    rows, columns = block
+    spread = jnp.broadcast_to(
+        scale[..., :, None, :, None], (*leading, row_blocks, rows, column_blocks, columns)
+    ).reshape(*leading, row_blocks * rows, column_blocks * columns)
+    return spread[..., : shape[-2], : shape[-1]]
