@@ -115,6 +115,17 @@ def read_scales(weight: StoredWeight) -> np.ndarray:
     return _positive(weight.scale).reshape(weight.scale.shape)
 
 
+def read_global_scale(weight: StoredWeight) -> np.ndarray:
+    """Returns an nvfp4 weight's own scale, float32 []; 1 for other formats.
+
+    Raises:
+      CheckpointError: it is zero, negative, infinite or not a number.
+    """
+    if weight.global_scale is None:
+        return np.ones((), np.float32)
+    return _positive(weight.global_scale).reshape(())
+
+
 def read_rows(weight: StoredWeight, scales: np.ndarray, begin: int, end: int) -> np.ndarray:
     """Expands rows begin..end of a weight.
 
@@ -145,7 +156,7 @@ def read_rows(weight: StoredWeight, scales: np.ndarray, begin: int, end: int) ->
             used = scales[np.arange(begin, end) // weight.block[0]]
             values *= np.repeat(used, weight.block[1], axis=1)[:, :columns]
         if weight.global_scale is not None:
-            values *= _positive(weight.global_scale).reshape(())
+            values *= read_global_scale(weight)
     if not np.isfinite(values).all():
         row, column = np.argwhere(~np.isfinite(values))[0]
         index = [begin + int(row), int(column)][: len(weight.shape)]

@@ -30,18 +30,20 @@ Cell = tuple[slice, ...]
 Bounds = tuple[tuple[int, int], ...]  # begin and end of each axis
 
 
-def write_item(folder: pathlib.Path, arrays: Mapping[str, jax.Array]) -> None:
-    """Writes one Orbax checkpoint. It holds no copy of the arrays.
+def write_item(folder: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes one Orbax checkpoint.
 
     Args:
       folder: new folder; it appears, by a rename, once everything is written.
-      arrays: dotted path -> array; the path's parts become the checkpoint's tree.
+      arrays: dotted path -> array; the path's parts become the checkpoint's tree. They are not
+        copied if they are aligned (`memory.aligned_empty`).
     """
     import orbax.checkpoint as ocp
 
     tree, options = {}, {}
     for path, array in arrays.items():
-        _put(tree, path, array)
+        # Orbax copies NumPy arrays before it writes them, and jax's not.
+        _put(tree, path, jax.device_put(array, jax.devices("cpu")[0], may_alias=True))
         large = array.ndim == 3 and array.nbytes > _CHUNK_BYTES
         chunks = ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES, shard_axes=(0,) if large else ())
         _put(options, path, chunks)
@@ -51,7 +53,7 @@ def write_item(folder: pathlib.Path, arrays: Mapping[str, jax.Array]) -> None:
 
 
 def describe_array(
-    folder: pathlib.Path, array: jax.Array, *, threads: ThreadPoolExecutor
+    folder: pathlib.Path, values: np.ndarray, *, threads: ThreadPoolExecutor
 ) -> ArrayEntry:
     """Returns the inventory's entry of an array that `write_item` has written to `folder`.
 
@@ -60,7 +62,6 @@ def describe_array(
     """
     store = _open(folder)
     chunk = _chunk_shape(store)
-    values = np.asarray(array)
     digests = threads.map(lambda cell: _digest(values[cell]), _cells(values.shape, chunk))
     return ArrayEntry(values.dtype.name, values.shape, chunk, tuple(digests))
 

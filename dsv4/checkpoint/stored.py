@@ -1,0 +1,177 @@
+"""Reads a parameter in the format its tensors have, checked like a load checks it.
+
+Checking expands nothing where a look at the bytes proves that every value is finite.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Mapping
+
+import ml_dtypes
+import numpy as np
+
+from dsv4.checkpoint import formats, inventory
+from dsv4.checkpoint.formats import StoredWeight
+from dsv4.checkpoint.memory import aligned_empty
+from dsv4.checkpoint.plan import Assignment
+
+_LOG = logging.getLogger(__name__)
+
+_FLOATS = {
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F16": np.dtype(np.float16),
+    "F32": np.dtype(np.float32),
+}
+_SCALES = {
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "U8": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+}
+# Word of a float, and the exponent that says infinite or not a number.
+_EXPONENTS = {
+    "BF16": (np.uint16, 0x7F80),
+    "F16": (np.uint16, 0x7C00),
+    "F32": (np.uint32, 0x7F800000),
+}
+_E4M3_NAN = 0x7F
+# The largest magnitude of each packed format's values.
+_LARGEST = {"fp8": 448.0, "mxfp4": 6.0, "nvfp4": 6.0}
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+# Rows are read in pieces of about this many bytes.
+_PIECE_BYTES = 16 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredParameter:
+    """A parameter on the host: `arrays` by part name, as the inventory calls them."""
+
+    format: inventory.Format
+    block: tuple[int, int]
+    arrays: Mapping[str, np.ndarray]
+
+
+def read_stored(
+    assignment: Assignment, *, limit: int, report: Callable[[int], None]
+) -> StoredParameter:
+    """Reads a parameter without changing what its tensors say.
+
+    Experts of one stack that are in different formats are expanded to float32.
+
+    Args:
+      assignment: what fills the parameter.
+      limit: integers lie below it.
+      report: called with the bytes of each piece read.
+
+    Raises:
+      CheckpointError: a value that is not finite, a scale that is not positive, an integer out of
+        range, a truncated file; names file and tensor.
+    """
+    if assignment.integers is not None:
+        target = aligned_empty(assignment.shape, np.dtype(np.int32))
+        target[...] = formats.read_integers(assignment.integers, assignment.shape, limit=limit)
+        report(assignment.num_bytes)
+        return StoredParameter("plain", (1, 1), {inventory.PLAIN: target})
+    if len({_kind(weight) for weight in assignment.weights}) > 1:
+        _LOG.info("%s: in several formats, expanded", assignment.weights[0].tensor.name)
+        return _read_expanded(assignment, report)
+    if assignment.weights[0].format == "plain":
+        return _read_plain(assignment, report)
+    return _read_packed(assignment, report)
+
+
+def _kind(weight: StoredWeight) -> tuple[object, ...]:
+    """Weights stack as they are if this is equal."""
+    dtype = weight.tensor.dtype if weight.format == "plain" else _scale_dtype(weight)
+    return (weight.format, weight.block, dtype)
+
+
+def _read_expanded(assignment: Assignment, report: Callable[[int], None]) -> StoredParameter:
+    target = aligned_empty(assignment.shape, np.dtype(np.float32))
+    for weight, part in zip(assignment.weights, _parts(assignment, target), strict=True):
+        scales = formats.read_scales(weight)
+        rows = part.reshape(weight.shape[0], -1)
+        for begin, end in _pieces(*rows.shape, np.dtype(np.float32).itemsize):
+            rows[begin:end] = formats.read_rows(weight, scales, begin, end)
+        report(weight.num_bytes)
+    return StoredParameter("plain", (1, 1), {inventory.PLAIN: target})
+
+
+def _read_plain(assignment: Assignment, report: Callable[[int], None]) -> StoredParameter:
+    target = aligned_empty(assignment.shape, _FLOATS[assignment.weights[0].tensor.dtype])
+    for weight, part in zip(assignment.weights, _parts(assignment, target), strict=True):
+        _read_values(weight, formats.read_scales(weight), 1.0, part, report)
+    return StoredParameter("plain", (1, 1), {inventory.PLAIN: target})
+
+
+def _read_packed(assignment: Assignment, report: Callable[[int], None]) -> StoredParameter:
+    first = assignment.weights[0]
+    leading = assignment.shape[:-2]
+    scales = formats.read_scales(first)
+    row_bytes = first.tensor.num_bytes // first.shape[0]
+    dtype = np.dtype(ml_dtypes.float8_e4m3fn if first.format == "fp8" else np.uint8)
+    values = aligned_empty((*leading, first.shape[0], row_bytes), dtype)
+    scale = aligned_empty((*leading, *scales.shape), _scale_dtype(first))
+    whole = aligned_empty(leading, np.dtype(np.float32))
+    for weight, *parts in zip(
+        assignment.weights,
+        *(_parts(assignment, array) for array in (values, scale, whole)),
+        strict=True,
+    ):
+        scales = formats.read_scales(weight)
+        parts[1][...] = scales
+        parts[2][...] = formats.read_global_scale(weight)
+        report(weight.num_bytes - weight.tensor.num_bytes)
+        _read_values(weight, scales, float(scales.max()) * float(parts[2]), parts[0], report)
+    arrays = {inventory.VALUES: values, inventory.SCALE: scale}
+    if first.format == "nvfp4":
+        arrays[inventory.GLOBAL_SCALE] = whole
+    return StoredParameter(first.format, first.block, arrays)
+
+
+def _parts(assignment: Assignment, target: np.ndarray) -> list[np.ndarray]:
+    """Returns the view of `target` that each tensor fills."""
+    if len(assignment.shape) == len(assignment.weights[0].shape):
+        return [target]
+    return [target[index, ...] for index in range(len(assignment.weights))]
+
+
+def _read_values(
+    weight: StoredWeight,
+    scales: np.ndarray,
+    factor: float,
+    target: np.ndarray,
+    report: Callable[[int], None],
+) -> None:
+    """Copies a weight's bytes to `target`; `factor` is the largest scale its values meet."""
+    rows = weight.shape[0]
+    row_bytes = weight.tensor.num_bytes // rows
+    into = target.reshape(rows, -1).view(np.uint8)
+    for begin, end in _pieces(rows, row_bytes, 1):
+        raw = weight.tensor.read(begin * row_bytes, (end - begin) * row_bytes)
+        if not _is_finite(weight, raw, factor):
+            formats.read_rows(weight, scales, begin, end)  # finds the value, if there is one
+        into[begin:end] = raw.reshape(end - begin, row_bytes)
+        report(raw.nbytes)
+
+
+def _is_finite(weight: StoredWeight, raw: np.ndarray, factor: float) -> bool:
+    """Whether every value is surely finite; False means that one may not be."""
+    if weight.format == "plain":
+        word, exponent = _EXPONENTS[weight.tensor.dtype]
+        return not ((raw.view(word) & exponent) == exponent).any()
+    if weight.format == "fp8" and ((raw & _E4M3_NAN) == _E4M3_NAN).any():
+        return False
+    return _LARGEST[weight.format] * factor < _FLOAT32_MAX
+
+
+def _scale_dtype(weight: StoredWeight) -> np.dtype:
+    """The dtype that holds the block scales exactly."""
+    tag = "F32" if weight.scale is None else weight.scale.dtype
+    return _SCALES.get(tag, np.dtype(np.float32))
+
+
+def _pieces(rows: int, columns: int, itemsize: int) -> Iterator[tuple[int, int]]:
+    """Yields begin and end of pieces of rows."""
+    step = max(1, _PIECE_BYTES // (columns * itemsize))
+    for begin in range(0, rows, step):
+        yield begin, min(begin + step, rows)
