@@ -219,10 +219,35 @@ class ServerSettings:
         return self.listen or DEFAULT_LISTEN[role]
 
 
+@dataclass(frozen=True)
+class ChatSettings:
+    """How conversations become prompts where they leave it open. Validated at construction."""
+
+    chat_release: str = setting(
+        "preview",
+        "release of the checkpoint; it decides what reasoning efforts mean",
+        choices=("preview", "0731"),
+        roles=("decode", "local"),
+    )
+    chat_thinking: bool = setting(
+        True, "reasoning before an answer unless the request says", roles=("decode", "local")
+    )
+    chat_effort: str = setting(
+        "low",
+        "reasoning effort unless the request says",
+        choices=("low", "high", "max"),
+        roles=("decode", "local"),
+    )
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
 _SECTIONS: dict[str, type] = {
     "engine": EngineSettings,
     "transfer": TransferSettings,
     "server": ServerSettings,
+    "chat": ChatSettings,
 }
 
 
@@ -366,6 +391,7 @@ class Config:
     engine: EngineSettings
     transfer: TransferSettings
     server: ServerSettings
+    chat: ChatSettings
     sources: Mapping[str, str]
 
     def render(self) -> str:
@@ -402,7 +428,7 @@ def load_config(
 
     Args:
       flags: setting name -> text, only of the flags given.
-      file: path of a TOML file with tables [engine], [transfer], [server]; default DSV4_CONFIG.
+      file: path of a TOML file with one table a section; default DSV4_CONFIG.
       environment: the variables; the process's own by default.
 
     Raises:
@@ -428,6 +454,7 @@ def load_config(
         engine=EngineSettings(**values["engine"]),
         transfer=TransferSettings(**values["transfer"]),
         server=ServerSettings(**values["server"]),
+        chat=ChatSettings(**values["chat"]),
         sources=sources,
     )
 

@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 
 from disagg.errors import DisaggError
-from serve.api.generate_service import TextEncoder
+from dsv4.text.tokenizer import Tokenizer
 from serve.api.server import ApiServer, ListenError
 from serve.config import Config, ConfigError, user_cache_dir
 from serve.default_model import ensure_tiny_model
@@ -57,11 +57,12 @@ async def _serve(role: str, config: Config) -> None:
         role,
         config.server.listen_of(role),
         with_reflection=config.server.reflection,
+        chat=config.chat,
     )
     await run_server(
         engine,
         server,
-        load_encoder=lambda: load_encoder(model),
+        load_tokenizer=lambda: read_tokenizer(model),
         grace_s=config.server.grace_s,
         signals=signals,
     )
@@ -81,11 +82,10 @@ def _check_model(config: Config) -> None:
         raise ConfigError(config.sources["model"], str(folder), "a folder with a config.json")
 
 
-def load_encoder(model: Path) -> TextEncoder:
-    """Text to token ids, begin-of-sequence first, as the model in the folder `model` wants it."""
+def read_tokenizer(model: Path) -> Tokenizer:
+    """The tokenizer of the model in the folder `model`."""
     from dsv4.config import ModelConfig
     from dsv4.text import load_tokenizer
 
     raw = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    tokenizer = load_tokenizer(model, ModelConfig.from_hf(raw))
-    return lambda text: [tokenizer.bos_id, *tokenizer.encode(text)]
+    return load_tokenizer(model, ModelConfig.from_hf(raw))

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from serve.api.generate_service import TextEncoder
+from dsv4.text.tokenizer import Tokenizer
 from serve.api.server import ApiServer
 from serve.engine.request import Engine
 
@@ -69,7 +69,7 @@ async def run_server(
     engine: Engine,
     server: ApiServer,
     *,
-    load_encoder: Callable[[], TextEncoder | None],
+    load_tokenizer: Callable[[], Tokenizer | None],
     grace_s: float,
     signals: Signals,
 ) -> None:
@@ -78,7 +78,7 @@ async def run_server(
     Args:
       engine: not started.
       server: of that engine, not bound.
-      load_encoder: makes the text encoder; called on a thread.
+      load_tokenizer: reads the model's tokenizer; called on a thread.
       grace_s: seconds that requests in flight get after the first signal.
       signals: what ends the server.
 
@@ -89,10 +89,10 @@ async def run_server(
     _LOG.info("listening on %s, starting the engine", address)
     started = False
     try:
-        encode = await asyncio.to_thread(load_encoder)
+        tokenizer = await asyncio.to_thread(load_tokenizer)
         started = await _until(engine.start(), signals.drain, signals.stop)
         if started:
-            await server.open(encode)
+            await server.open(tokenizer)
             _LOG.info("serving on %s", address)
             await signals.drain.wait()
         await server.close()

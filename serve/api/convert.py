@@ -21,11 +21,12 @@ from serve.engine.request import (
 )
 
 API_VERSION = "v1"
-CAPABILITIES = ("generate.text", "generate.token_ids", "abort", "profile")
+CAPABILITIES = ("generate.text", "generate.token_ids", "chat", "abort", "profile")
 _SAMPLING_SCALARS = ("temperature", "top_k", "top_p", "seed", "max_tokens", "ignore_eos")
 _FINISH_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.TOOL_CALLS: pb.FINISH_REASON_TOOL_CALLS,
 }
 
 
@@ -35,7 +36,7 @@ def prompt_of(message: pb.GenerateRequest) -> str | tuple[int, ...]:
     Raises:
       InvalidField: both kinds, none, or a field this server does not know.
     """
-    _refuse_unknown(message, "GenerateRequest")
+    refuse_unknown(message, "GenerateRequest")
     has_text, has_ids = message.HasField("text"), message.HasField("token_ids")
     if has_text and has_ids:
         raise InvalidField.of("prompt", "text and token_ids", "exactly one of text and token_ids")
@@ -43,7 +44,7 @@ def prompt_of(message: pb.GenerateRequest) -> str | tuple[int, ...]:
         raise InvalidField.of("prompt", "neither text nor token_ids", "exactly one of them")
     if has_text:
         return message.text
-    _refuse_unknown(message.token_ids, "token_ids")
+    refuse_unknown(message.token_ids, "token_ids")
     return tuple(message.token_ids.ids)
 
 
@@ -53,7 +54,7 @@ def sampling_of(message: pb.SamplingParams) -> SamplingParams:
     Raises:
       InvalidField: a field this server does not know.
     """
-    _refuse_unknown(message, "sampling")
+    refuse_unknown(message, "sampling")
     present = {name: getattr(message, name) for name in _SAMPLING_SCALARS if message.HasField(name)}
     return SamplingParams(
         **present,
@@ -73,9 +74,38 @@ def sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
 
 def event_to_proto(event: Delta | Completion, request_id: str) -> pb.GenerateResponse:
     """One item of the engine's stream as one message of the wire's."""
-    if isinstance(event, Delta):
-        delta = pb.Delta(sequence=event.sequence, token_ids=event.token_ids, text=event.text)
-        return pb.GenerateResponse(delta=delta)
+    if isinstance(event, Completion):
+        return pb.GenerateResponse(complete=_complete_to_proto(event, request_id))
+    delta = pb.Delta(sequence=event.sequence, token_ids=event.token_ids, text=event.text)
+    return pb.GenerateResponse(delta=delta)
+
+
+def chat_event_to_proto(event: Delta | Completion, request_id: str) -> pb.ChatResponse:
+    """The same for a chat."""
+    if isinstance(event, Completion):
+        return pb.ChatResponse(complete=_complete_to_proto(event, request_id))
+    calls = [
+        pb.ToolCall(
+            index=made.index, id=made.call.id, name=made.call.name, arguments=made.call.arguments
+        )
+        for made in event.tool_calls
+    ]
+    problems = [
+        pb.ChatProblem(flaw=problem.flaw.value, tool=problem.tool, detail=problem.detail)
+        for problem in event.problems
+    ]
+    delta = pb.ChatDelta(
+        sequence=event.sequence,
+        token_ids=event.token_ids,
+        reasoning=event.reasoning,
+        content=event.text,
+        tool_calls=calls,
+        problems=problems,
+    )
+    return pb.ChatResponse(delta=delta)
+
+
+def _complete_to_proto(event: Completion, request_id: str) -> pb.Complete:
     complete = pb.Complete(
         request_id=request_id,
         finish_reason=_FINISH_REASONS[event.finish_reason],
@@ -97,7 +127,7 @@ def event_to_proto(event: Delta | Completion, request_id: str) -> pb.GenerateRes
         complete.stop_string = event.matched_stop
     elif event.matched_stop is not None:
         complete.stop_token_id = event.matched_stop
-    return pb.GenerateResponse(complete=complete)
+    return complete
 
 
 def _transfer_to_proto(stats: TransferStats) -> pb.TransferStats:
@@ -144,7 +174,8 @@ def status_to_proto(status: EngineStatus, version: str) -> pb.ServerInfoResponse
     )
 
 
-def _refuse_unknown(message: Message, where: str) -> None:
+def refuse_unknown(message: Message, where: str) -> None:
+    """Raises InvalidField if the message, its parts left out, has a field of another version."""
     unknown = [field.field_number for field in UnknownFieldSet(message)]
     if unknown:
         raise InvalidField.of(where, f"unknown field number {unknown[0]}", "fields of this version")

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from serve.api import convert
-from serve.api.generate_service import FrontEnd
+from serve.api.front_end import FrontEnd
 from serve.api.proto.dsv4.generate.v1 import generate_pb2 as pb
 from serve.api.proto.dsv4.generate.v1 import generate_pb2_grpc as pb_grpc
 from serve.api.status import Refused, abort_with

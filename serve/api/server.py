@@ -20,11 +20,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 import serve
+from dsv4.text.tokenizer import Tokenizer
 from serve.api.engine_service import EngineService
-from serve.api.generate_service import FrontEnd, GenerateService, TextEncoder
+from serve.api.front_end import FrontEnd
+from serve.api.generate_service import GenerateService
 from serve.api.proto.dsv4.generate.v1 import generate_pb2 as pb
 from serve.api.proto.dsv4.generate.v1 import generate_pb2_grpc as pb_grpc
-from serve.config import parse_address
+from serve.config import ChatSettings, parse_address
 from serve.engine.request import Engine
 
 MAX_MESSAGE_BYTES = 16 << 20  # a prompt of a million tokens, packed
@@ -65,10 +67,19 @@ class ApiServer:
       role: prefill, decode or local.
       listen: HOST:PORT; port 0 picks a free one.
       with_reflection: answer grpc.reflection.
+      chat: how conversations are encoded.
     """
 
-    def __init__(self, engine: Engine, role: str, listen: str, *, with_reflection: bool) -> None:
-        self._front = FrontEnd(engine, role)
+    def __init__(
+        self,
+        engine: Engine,
+        role: str,
+        listen: str,
+        *,
+        with_reflection: bool,
+        chat: ChatSettings | None = None,
+    ) -> None:
+        self._front = FrontEnd(engine, role, chat or ChatSettings())
         self._listen = listen
         self._with_reflection = with_reflection
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
@@ -106,9 +117,9 @@ class ApiServer:
         self._server = server
         return f"{host}:{port}"
 
-    async def open(self, encode: TextEncoder | None) -> None:
+    async def open(self, tokenizer: Tokenizer | None) -> None:
         """Takes requests from now on. Call it when the engine has started."""
-        self._front.encode = encode
+        self._front.tokenizer = tokenizer
         self._front.starting = False
         await self._refresh()
         self._watch = asyncio.create_task(self._follow(), name="health")

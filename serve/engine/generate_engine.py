@@ -147,7 +147,7 @@ class GenerateEngine:
             RowSampling(
                 sampling.temperature, sampling.top_k, sampling.top_p, seed_of("", sampling.seed)
             ),
-            OutputStream(loaded.tokenizer, runner.config.eos_token_id, sampling, max_new),
+            OutputStream(loaded.tokenizer, runner.config.eos_token_id, request, max_new),
             arrived=asyncio.get_running_loop().time(),
         )
         self._queue.join(
@@ -201,6 +201,8 @@ class GenerateEngine:
             self._running[sequence.request.request_id] = sequence
             self._wake.set()
             finish = await sequence.decoded
+        if isinstance(finish, DisaggError):
+            raise finish
         return self._completion(sequence, prefilled, finish, granted_at)
 
     def _completion(
@@ -222,12 +224,16 @@ class GenerateEngine:
             prefilled.transfer,
         )
 
-    def _deliver(self, sequence: Sequence, token: int) -> Finish | None:
-        """Hands a drawn token to the request's stream."""
+    def _deliver(self, sequence: Sequence, token: int) -> Finish | DisaggError | None:
+        """Hands a drawn token to the request's stream; returns how the request ended if it did."""
         if not sequence.output.token_ids:
             sequence.first_token_at = asyncio.get_running_loop().time()
         sequence.last_token = token
-        delta, finish = sequence.output.push(token)
+        try:
+            delta, finish = sequence.output.push(token)
+        except Exception:  # a bug in reading one answer must not end the others
+            log.exception("request %s: its output cannot be read", sequence.request.request_id)
+            return DisaggError("output: cannot be read; see the server's log")
         sequence.events.put_nowait(delta)
         return finish
 

@@ -1,17 +1,17 @@
-"""From drawn tokens to what the client sees: text, stop conditions, deltas.
+"""From drawn tokens to what the client sees: deltas, and when and why a request is finished.
 
-Owns one request's output. Text is byte-safe (a character split over tokens waits for its last
-byte) and never contains a stop string or part of one that could still complete.
+Owns one request's output. What a token means is the business of its reader, see `reading`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsv4.text.detokenizer import IncrementalDetokenizer
-from dsv4.text.stop import StopMatcher
+from disagg.errors import WrongRole
 from dsv4.text.tokenizer import Tokenizer
-from serve.engine.request import Delta, FinishReason, SamplingParams
+from serve.engine.chat_reading import ChatReader
+from serve.engine.reading import Piece, TextReader, TokenReader
+from serve.engine.request import Delta, FinishReason, Request
 
 
 @dataclass(frozen=True)
@@ -26,22 +26,21 @@ class OutputStream:
     """Turns one request's tokens into deltas and decides when it is finished.
 
     Args:
-      tokenizer: None yields deltas without text; stop strings then cannot match.
-      sampling: stop conditions.
+      tokenizer: None yields deltas without text.
+      eos_id: ends the request unless its sampling ignores it.
+      request: its sampling and its chat format.
       max_new_tokens: `max_tokens`, cut to the room the context leaves.
+
+    Raises:
+      WrongRole: a chat without a tokenizer.
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        eos_id: int,
-        sampling: SamplingParams,
-        max_new_tokens: int,
+        self, tokenizer: Tokenizer | None, eos_id: int, request: Request, max_new_tokens: int
     ) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer) if tokenizer else None
-        self._stop = StopMatcher(sampling.stop)
-        self._stop_ids = set(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
+        self._reader = _reader(tokenizer, request)
+        self._stop_ids = set(request.sampling.stop_token_ids)
+        if not request.sampling.ignore_eos:
             self._stop_ids.add(eos_id)
         self._max_new_tokens = max_new_tokens
         self._sequence = 0
@@ -60,26 +59,46 @@ class OutputStream:
         """
         self.token_ids.append(token)
         if token in self._stop_ids:
-            return self._delta(token, self._flush()), Finish(FinishReason.STOP, token)
-        text, matched = self._stop.push(self._detokenizer.push(token) if self._detokenizer else "")
-        if matched is not None:
-            return self._delta(token, text), Finish(FinishReason.STOP, matched)
-        if len(self.token_ids) < self._max_new_tokens:
-            return self._delta(token, text), None
-        if self._detokenizer:
-            tail, matched = self._stop.push(self._detokenizer.flush())
-            text += tail
-            if matched is not None:
-                return self._delta(token, text), Finish(FinishReason.STOP, matched)
-        return self._delta(token, text + self._stop.flush()), Finish(FinishReason.LENGTH)
+            last = self._reader.finish(cut=False)
+            matched = token if last.stop is None else last.stop
+            return self._delta(token, last), Finish(self._reader.stop_reason(), matched)
+        piece = self._reader.push(token)
+        if piece.stop is None and len(self.token_ids) >= self._max_new_tokens:
+            last = self._reader.finish(cut=True)
+            finish = Finish(FinishReason.LENGTH)
+            piece = _joined(piece, last)
+        else:
+            finish = None
+        if piece.stop is not None:
+            finish = Finish(self._reader.stop_reason(), piece.stop)
+        return self._delta(token, piece), finish
 
-    def _flush(self) -> str:
-        tail = ""
-        if self._detokenizer:
-            tail, _ = self._stop.push(self._detokenizer.flush())
-        return tail + self._stop.flush()
-
-    def _delta(self, token: int, text: str) -> Delta:
-        delta = Delta(self._sequence, (token,), text)
+    def _delta(self, token: int, piece: Piece) -> Delta:
+        delta = Delta(
+            self._sequence,
+            (token,),
+            piece.text,
+            reasoning=piece.reasoning,
+            tool_calls=piece.tool_calls,
+            problems=piece.problems,
+        )
         self._sequence += 1
         return delta
+
+
+def _reader(tokenizer: Tokenizer | None, request: Request) -> TokenReader:
+    if request.chat is None:
+        return TextReader(tokenizer, request.sampling.stop)
+    if tokenizer is None:
+        raise WrongRole("chat: seen a model without tokenizer, expected one with a chat format")
+    return ChatReader(tokenizer, request.chat, request.sampling.stop, request.request_id)
+
+
+def _joined(first: Piece, last: Piece) -> Piece:
+    return Piece(
+        text=first.text + last.text,
+        reasoning=first.reasoning + last.reasoning,
+        tool_calls=first.tool_calls + last.tool_calls,
+        problems=first.problems + last.problems,
+        stop=last.stop,
+    )

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from disagg.errors import InvalidField
+from dsv4.text.chat.messages import Tool
+from dsv4.text.dsml.events import Call, Problem
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
@@ -26,6 +28,7 @@ class FinishReason(enum.Enum):
 
     STOP = "stop"  # end-of-sequence token, stop token or stop string
     LENGTH = "length"  # max_tokens, or the context limit of the engine
+    TOOL_CALLS = "tool_calls"  # of a chat: as STOP, and the answer calls tools
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,19 @@ class SamplingParams:
 
 
 @dataclass(frozen=True)
+class ChatFormat:
+    """How the tokens of a chat's answer are read.
+
+    Attributes:
+      thinking: the prompt ends within the reasoning.
+      tools: those the model was told of.
+    """
+
+    thinking: bool
+    tools: tuple[Tool, ...] = ()
+
+
+@dataclass(frozen=True)
 class Request:
     """One sequence to generate.
 
@@ -86,12 +102,15 @@ class Request:
       token_ids: the prompt, already tokenised.
       sampling: see SamplingParams.
       deadline: absolute `time.monotonic()` seconds after which the request fails, or None.
+      chat: set if the prompt is a conversation; its answer is then read as reasoning, content and
+        tool calls, and stop strings are looked for in the content.
     """
 
     request_id: str
     token_ids: tuple[int, ...]
     sampling: SamplingParams
     deadline: float | None = None
+    chat: ChatFormat | None = None
 
     def validate(self, *, vocab_size: int, max_context: int) -> None:
         """Raises InvalidField unless the engine can serve the request.
@@ -170,11 +189,22 @@ class TransferStats:
 
 @dataclass(frozen=True)
 class Delta:
-    """New tokens and the text they completed (text may lag behind: UTF-8, stop strings)."""
+    """New tokens and what they completed (it may lag behind: UTF-8, stop strings, tool calls).
+
+    Attributes:
+      sequence: 0, 1, 2, ...
+      token_ids: new tokens.
+      text: of the answer; of a chat's answer its content.
+      reasoning, tool_calls, problems: only of a chat. Calls are complete; a problem is a call that
+        could not be read.
+    """
 
     sequence: int
     token_ids: tuple[int, ...]
     text: str
+    reasoning: str = ""
+    tool_calls: tuple[Call, ...] = ()
+    problems: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -129,9 +129,9 @@ def test_every_name_is_unique_across_sections_and_explained():
 
 def test_every_default_keeps_its_own_rule():
     config = load_config({}, environment={})
-    for section in (config.engine, config.transfer, config.server):
+    for section in (config.engine, config.transfer, config.server, config.chat):
         assert dataclasses.replace(section) == section
-    assert set(tomllib.loads(config.render())) == {"engine", "transfer", "server"}
+    assert set(tomllib.loads(config.render())) == {"engine", "transfer", "server", "chat"}
 
 
 def test_each_role_listens_on_a_port_of_its_own():

@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from disagg.errors import AlreadyExists, DeadlineExceeded, DisaggError, PeerLost
+from dsv4.text import ByteTokenizer, Tokenizer
 from serve.api.server import ApiServer
 from serve.client import Client
+from serve.engine.output import OutputStream
 from serve.engine.request import (
     Completion,
     Delta,
@@ -27,10 +30,12 @@ MAX_CONTEXT = 512
 
 @dataclass
 class FakeEngine:
-    """Answers token t with t, one per delta, `max_tokens` of them.
+    """Answers token t with t, one per delta, `max_tokens` of them; a chat with what `script` says.
 
     Attributes:
       gate: cleared, requests stop before their second token.
+      script: the tokens drawn for a chat, read as the engine reads them.
+      tokenizer: of the model.
       failure: raised instead of an answer.
       seen: every request, in order of arrival.
       in_flight: ids between the first `anext` and the end of the iterator.
@@ -45,6 +50,8 @@ class FakeEngine:
     in_flight: set[str] = field(default_factory=set)
     health: dict[str, bool] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
+    script: tuple[int, ...] = ()
+    tokenizer: Tokenizer = field(default_factory=ByteTokenizer)
     ready: bool = False
     draining: bool = False
 
@@ -73,18 +80,39 @@ class FakeEngine:
             raise PeerLost("engine: draining")
         if self.failure is not None:
             raise self.failure
-        request.validate(vocab_size=VOCAB_SIZE, max_context=MAX_CONTEXT)
+        request.validate(vocab_size=self._vocab_size, max_context=MAX_CONTEXT)
         if request.request_id in self.in_flight:
             raise AlreadyExists(f"request_id: {request.request_id} is in flight")
         self.in_flight.add(request.request_id)
         try:
             async with asyncio.timeout_at(request.deadline):
-                async for item in self._answer(request):
+                answer = self._play(request) if request.chat else self._answer(request)
+                async for item in answer:
                     yield item
         except TimeoutError:
             raise DeadlineExceeded("deadline: passed") from None
         finally:
             self.in_flight.discard(request.request_id)
+
+    @property
+    def _vocab_size(self) -> int:
+        return max(VOCAB_SIZE, self.tokenizer.vocab_size)
+
+    async def _play(self, request: Request) -> AsyncGenerator[Delta | Completion]:
+        limit = request.sampling.max_tokens
+        output = OutputStream(self.tokenizer, self.tokenizer.eos_id, request, limit)
+        for token in self.script:
+            if len(output.token_ids) == 1:
+                await self.gate.wait()
+            delta, finish = output.push(token)
+            yield delta
+            if finish is not None:
+                usage = Usage(len(request.token_ids), len(output.token_ids))
+                yield Completion(
+                    finish.reason, finish.matched_stop, usage, Timing(), request.sampling
+                )
+                return
+        raise ValueError("the script ends before the request does")
 
     async def _answer(self, request: Request) -> AsyncGenerator[Delta | Completion]:
         count = request.sampling.max_tokens
@@ -110,7 +138,7 @@ class FakeEngine:
             model_fingerprint="f" * 8,
             layout_digest="d" * 8,
             max_context=MAX_CONTEXT,
-            vocab_size=VOCAB_SIZE,
+            vocab_size=self._vocab_size,
             pages_total=10,
             pages_used=len(self.in_flight),
             slots_total=4,
@@ -128,19 +156,16 @@ class FakeEngine:
         )
 
 
-def encode(text: str) -> list[int]:
-    """A stand-in for a tokenizer: BOS and one id per character."""
-    return [0, *(ord(character) % VOCAB_SIZE for character in text)]
-
-
 @asynccontextmanager
-async def serving(engine: FakeEngine, *, start: bool = True) -> AsyncIterator[Client]:
+async def serving(
+    engine: FakeEngine, *, start: bool = True, **settings: Any
+) -> AsyncIterator[Client]:
     """A real gRPC server on a free port in front of `engine`, and a client of it."""
-    server = ApiServer(engine, engine.role, "127.0.0.1:0", with_reflection=True)
+    server = ApiServer(engine, engine.role, "127.0.0.1:0", with_reflection=True, **settings)
     address = await server.bind()
     if start:
         await engine.start()
-        await server.open(encode)
+        await server.open(engine.tokenizer)
     try:
         async with Client(address) as client:
             yield client

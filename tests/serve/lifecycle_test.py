@@ -5,10 +5,11 @@ import logging
 
 import pytest
 
+from dsv4.text import ByteTokenizer
 from serve.api.server import ApiServer, ListenError
 from serve.client import Client, Prompt, Sampling
 from serve.lifecycle import Signals, run_server
-from tests.serve.fake_engine import FakeEngine, encode, until
+from tests.serve.fake_engine import FakeEngine, until
 
 IDS = Prompt(token_ids=(5, 6, 7))
 
@@ -23,7 +24,7 @@ class Running:
             run_server(
                 engine,
                 server,
-                load_encoder=lambda: encode,
+                load_tokenizer=ByteTokenizer,
                 grace_s=grace_s,
                 signals=self.signals,
             )

@@ -52,7 +52,7 @@ def test_text_is_encoded_behind_a_begin_of_sequence_token():
         engine = FakeEngine()
         async with serving(engine) as client:
             await client.generate(Prompt(text="AB"), FOUR)
-        assert engine.seen[0].token_ids == (0, 65, 66)
+        assert engine.seen[0].token_ids == (0, 3 + 65, 3 + 66)
 
     asyncio.run(scenario())
 

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from serve.api import server as server_module
 from serve.api.proto.dsv4.generate.v1 import generate_pb2 as pb
 from serve.api.server import GENERATE_SERVICE, ApiServer, ListenError
-from tests.serve.fake_engine import FakeEngine, encode, serving
+from tests.serve.fake_engine import FakeEngine, serving
 
 
 def test_a_port_in_use_is_a_clear_error_and_not_shared():
@@ -53,7 +53,7 @@ def test_health_follows_start_engine_and_drain(monkeypatch):
             assert await client.health() == "NOT_SERVING"
             assert await client.health("nothing.of.ours") == "SERVICE_UNKNOWN"
             await engine.start()
-            await server.open(encode)
+            await server.open(engine.tokenizer)
             for name in ("", GENERATE_SERVICE, "dsv4.disagg.v1.Prefill"):
                 assert await client.health(name) == "SERVING"
             engine.ready = False

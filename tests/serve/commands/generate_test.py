@@ -61,7 +61,7 @@ def test_text_streams_to_the_terminal_and_the_status_is_zero(capsys):
     with server(engine) as target:
         status = main(["generate", "--target", target, "--prompt", "A", "--max-tokens", "2"])
     assert status == 0
-    assert capsys.readouterr().out == "<0><65>\n"
+    assert capsys.readouterr().out == "<0><68>\n"
     assert engine.seen[0].sampling.temperature == 0.0
 
 

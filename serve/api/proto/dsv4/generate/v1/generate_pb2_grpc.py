@@ -39,6 +39,11 @@ class GenerateStub:
                 request_serializer=serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Chat = channel.unary_stream(
+                '/dsv4.generate.v1.Generate/Chat',
+                request_serializer=serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.ChatRequest.SerializeToString,
+                response_deserializer=serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.ChatResponse.FromString,
+                _registered_method=True)
 
 
 class GenerateServicer:
@@ -52,6 +57,14 @@ class GenerateServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Chat(self, request, context):
+        """Answers a conversation: Generate with a prompt in the chat format of the model, and an answer
+        that is read as reasoning, content and tool calls.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerateServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -59,6 +72,11 @@ def add_GenerateServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.GenerateRequest.FromString,
                     response_serializer=serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Chat': grpc.unary_stream_rpc_method_handler(
+                    servicer.Chat,
+                    request_deserializer=serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.ChatRequest.FromString,
+                    response_serializer=serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.ChatResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -88,6 +106,33 @@ class Generate:
             '/dsv4.generate.v1.Generate/Generate',
             serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.GenerateRequest.SerializeToString,
             serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Chat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/dsv4.generate.v1.Generate/Chat',
+            serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.ChatRequest.SerializeToString,
+            serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.ChatResponse.FromString,
             options,
             channel_credentials,
             insecure,
