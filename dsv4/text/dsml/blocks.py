@@ -57,6 +57,11 @@ class Block:
         return not (self.quoted or self.inline or self.plain or tried)
 
     @property
+    def in_tags(self) -> bool:
+        """Whether tags have to follow before it can be over."""
+        return self.sectioned or self.reader is not None
+
+    @property
     def made_calls(self) -> bool:
         """Whether it holds calls; in a quotation nothing but calls."""
         calls = [not isinstance(result, Problem) for result in self.results]

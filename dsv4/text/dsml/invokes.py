@@ -95,6 +95,8 @@ class InvokeReader:
                 self._flaw(f"broken tag {tag.raw!r}")
             if tag.begins(Element.PARAMETER):
                 self._begin_parameter(tag)
+            elif not self.invoke.parameters:
+                self._flaw("the end of a parameter without its beginning")
             return None
         if tag.ends(Element.INVOKE):
             return Outcome(Ending.COMPLETE, self.invoke)
@@ -162,8 +164,8 @@ class InvokeReader:
         It is over where the run, with its tags at the start of lines, is
         - a parameter that the tool has and the call does not have yet,
         - the end of the invoke, and what shows that it is no quotation,
-        - an end of the value without marker or name, followed by one of these, or by any other
-          parameter that the call does not have yet.
+        - an end of the value without marker or with another name, followed by one of these, or by
+          any other parameter that the call does not have yet.
         """
         run, starts_line = self._run, self._run_starts_line
         if not run or not all(starts_line[1:]):
@@ -248,7 +250,5 @@ def _is_prose(tag: Tag) -> bool:
 
 
 def _is_damaged_end(tag: Tag) -> bool:
-    """Whether this can be the end of a value: its marker or its name is missing."""
-    if tag.marked:
-        return tag.shape is Shape.END and not tag.label
-    return tag.ends(Element.PARAMETER)
+    """Whether this can be the end of a value: its marker or its name is missing or misspelt."""
+    return tag.ends(Element.UNKNOWN if tag.marked else Element.PARAMETER)

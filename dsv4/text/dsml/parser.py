@@ -50,7 +50,10 @@ class DsmlParser:
     def finish(self, *, cut: bool) -> list[Event]:
         """Ends the response; `cut` says that it was stopped before the model was done."""
         for lexeme in self._lexer.finish():
-            self._feed(lexeme)
+            if isinstance(lexeme, str) and self._block is not None and self._block.in_tags:
+                self._block.keep(lexeme)  # the beginning of a tag
+            else:
+                self._feed(lexeme)
         while self._block is not None:
             self._finish_block(self._block, cut=cut)
         self._show(self._take_tail())
@@ -131,7 +134,8 @@ class DsmlParser:
 
     def _begin_block(self, tag: Tag, *, tracked: bool) -> None:
         self._code.meet_tag()
-        if not (tag.begins(Element.SECTION) or tag.begins(Element.INVOKE)):
+        begins_call = tag.begins(Element.SECTION) or tag.begins(Element.INVOKE)
+        if not begins_call and not tag.broken:
             self._show(self._take_tail())
         coded = self._code.in_code
         plain = tag.element is not Element.THINK and not tag.marked
@@ -207,7 +211,7 @@ class DsmlParser:
         elif block.plain and not (tag.marked and tag.begins(Element.INVOKE)):
             self._reject(block)
             self._feed(tag, tracked=block.coded)
-        elif _is_text(tag, sectioned=block.sectioned):
+        elif _is_text(tag, block):
             self._feed_gap(block, tag.raw)
         else:
             block.plain = False
@@ -320,8 +324,9 @@ class DsmlParser:
             self._commit(block)
 
 
-def _is_text(tag: Tag, *, sectioned: bool) -> bool:
+def _is_text(tag: Tag, block: Block) -> bool:
     """Whether a tag in a block, outside its invokes, is none of its tags."""
     if tag.element is Element.THINK:
         return tag.shape is not Shape.END
-    return not tag.marked and (tag.broken or not sectioned)
+    belongs = block.sectioned or (block.trial and tag.shape is Shape.END)
+    return not tag.marked and (tag.broken or not belongs)

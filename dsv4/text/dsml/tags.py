@@ -240,12 +240,13 @@ class _TagReader:
             if character.upper() != expected:
                 return False
             character = yield
-        self._marked = bars > 0
+        before = bars
+        spaced = character in _SPACES
         character = yield from self._spaces(character)
         while character in _BARS and bars < 2 * _MAX_BARS:
-            self._marked = True
             bars += 1
             character = yield
+        self._marked = bars > 0 and (bars > before or spaced)
         if not self._marked:
             return False
         character = yield from self._spaces(character)

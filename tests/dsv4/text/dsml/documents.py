@@ -21,7 +21,7 @@ PARAMETER_END = f"</{D}parameter>"
 MARKED = re.compile(r"<\s*/?\s*[｜|‖]+\s*DSML|DSML[｜|‖]+")
 
 
-def tool(name: str, required: Sequence[str] = (), **properties: Any) -> Tool:
+def tool(name: str, required: Sequence[str] = (), /, **properties: Any) -> Tool:
     """A tool whose parameters have these schemas; a string stands for a type."""
     schemas = {key: {"type": s} if isinstance(s, str) else s for key, s in properties.items()}
     parameters = {"type": "object", "properties": schemas, "required": list(required)}
@@ -73,10 +73,11 @@ def parse(
 
 
 def parse_every_way(text: str, **options: Any) -> Response:
-    """The response, which must be the same whole, character by character and cut anywhere."""
+    """The response, which must be the same whole, in characters, in threes and cut in two."""
     whole = parse(text, **options)
     assert parse(list(text), **options) == whole
-    for cut in range(1, len(text)):
+    assert parse([text[at : at + 3] for at in range(0, len(text), 3)], **options) == whole
+    for cut in range(1, len(text), len(text) // 8 + 1):
         assert parse([text[:cut], text[cut:]], **options) == whole, f"cut at {cut}"
     return whole
 
@@ -105,7 +106,9 @@ class Document:
     calls: list[tuple[str, Any]] = field(default_factory=list)
 
 
-_WORDS = "the tool says 2 < 3 and a<b & c>d “so” il pleut 日本 🙂 ` it's <div> </p> [1](x) \\n | ｜".split()
+_WORDS = (
+    "the tool says 2 < 3 and a<b & c>d “so” il pleut 日本 🙂 ` it's <div> </p> [1](x) \\n | ｜"
+).split()
 _TRICKY = [
     "```\ncode\n```",
     "`x`",
