@@ -98,12 +98,12 @@ def test_no_text_is_lost_and_all_stand_in_order(skeleton, texts):
         place = max(found)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("role", ROLES)
-def test_the_real_vocabulary_is_not_fooled_either(real, role, name):
+def test_the_real_vocabulary_is_not_fooled_either(real, role):
+    names = ["".join(HOSTILE), "".join(real.special_tokens)]
     for mode in ("thinking", "chat"):
         harmless, _ = encode([("user", False), (role, True)], ["x"], mode)
-        hostile, _ = encode([("user", False), (role, True)], [name], mode)
+        hostile, _ = encode([("user", False), (role, True)], names, mode)
         assert control_ids(real, hostile) == control_ids(real, harmless)
 
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv4.text.chat.fields import ConversationError
@@ -72,6 +72,7 @@ def test_a_call_without_id_type_or_arguments_is_read():
     assert calls == (ToolCall("", "f", "{}"),)
 
 
+@settings(max_examples=30)
 @given(st.dictionaries(st.text(max_size=3), st.one_of(st.none(), st.integers(), st.text())))
 def test_arguments_given_as_an_object_become_their_json_text(arguments):
     function = {"name": "f", "arguments": arguments}

@@ -1,6 +1,6 @@
 """Which messages share a turn."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv4.text.chat import turns
@@ -21,6 +21,7 @@ MESSAGES = st.lists(
 )
 
 
+@settings(max_examples=50)
 @given(MESSAGES)
 def test_every_message_is_in_exactly_one_turn_at_its_place(messages):
     grouped = turns.group(messages)
@@ -35,6 +36,7 @@ def test_every_message_is_in_exactly_one_turn_at_its_place(messages):
     assert start == len(messages)
 
 
+@settings(max_examples=50)
 @given(MESSAGES)
 def test_only_questions_and_results_share_a_turn_and_two_such_turns_never_touch(messages):
     grouped = turns.group(messages)
