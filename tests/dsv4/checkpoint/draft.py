@@ -59,7 +59,11 @@ def shard_name(shard: int, count: int = 3) -> str:
 
 def golden(kind: str) -> Draft:
     """The golden checkpoint flash-tiny-`kind`, for the test to change."""
-    folder = GOLDENS / f"flash-tiny-{kind}"
+    return read(GOLDENS / f"flash-tiny-{kind}")
+
+
+def read(folder: pathlib.Path) -> Draft:
+    """A single-file checkpoint, for the test to change."""
     tensors = {
         tensor.name: tensor.read().view(DTYPES[tensor.dtype]).reshape(tensor.shape)
         for tensor in reader.read_header(folder / reader.SINGLE_FILE)
