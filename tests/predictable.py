@@ -14,22 +14,28 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from dsv4.checkpoint import reader, writer
+from dsv4.config import ModelConfig
 from dsv4.tiny import build_tiny_checkpoint
 
 _OUTPUTS = ("attn.wo_b.weight", ".w2.weight")
 
 
 def build_predictable_checkpoint(
-    directory: pathlib.Path, *, layer_share: float = 0.35, sharpness: float = 0.8
+    directory: pathlib.Path,
+    *,
+    config: ModelConfig | None = None,
+    layer_share: float = 0.35,
+    sharpness: float = 0.8,
 ) -> pathlib.Path:
     """Writes the checkpoint into a new folder and returns it.
 
     Args:
       directory: must not exist.
+      config: default `ModelConfig.tiny()`.
       layer_share: factor of what each sub-layer adds; 0 makes every draft right.
       sharpness: factor of the logits.
     """
-    build_tiny_checkpoint(directory)
+    build_tiny_checkpoint(directory, config=config)
     file = directory / reader.SINGLE_FILE
     tensors = {name: array.copy() for name, array in load_file(file).items()}
     rng = np.random.default_rng(11)

@@ -1,4 +1,4 @@
-"""Drivers of the speculative programs over several requests, and the plain ones they must equal."""
+"""The drafting decode program at the level of logits, over a c4 and a c128 layer."""
 
 from __future__ import annotations
 
@@ -8,27 +8,18 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from dsv4.model import last_logits, merge_model
-from dsv4.mtp import advance, draft
-from dsv4.step import decode_step, prefill_step
+from dsv4.model import merge_model
+from dsv4.mtp import draft
+from dsv4.step import decode_step
 from tests.dsv4 import golden
 
-CONFIG = dataclasses.replace(golden.SMALL, num_nextn_predict_layers=1)
-
-
-@functools.cache
-def prefill_program(model: golden.GoldenModel, spec):
-    """Jitted: prefill a chunk and its MTP window -> cache, logits of the last token."""
-
-    def run(leaves, cache, tokens, start, num_valid, page_table, slot, following):
-        whole = merge_model(model.definition, leaves)
-        step = prefill_step(whole.config, spec, tokens, start, num_valid, page_table, slot)
-        cache, streams = whole(cache, step)
-        logits = last_logits(whole, streams, num_valid)
-        cache, _ = advance(whole, cache, step, streams, following)
-        return cache, logits
-
-    return jax.jit(run, donate_argnums=1)
+CONFIG = dataclasses.replace(
+    golden.SMALL,
+    num_hidden_layers=2,
+    compress_ratios=(4, 128, 0),
+    num_hash_layers=1,
+    num_nextn_predict_layers=1,
+)
 
 
 @functools.cache

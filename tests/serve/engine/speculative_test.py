@@ -1,0 +1,157 @@
+"""The engine with drafts gives what the engine without gives, on a model whose drafts come true."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from disagg.layout import LayoutTable
+from dsv4.cache import cache_spec
+from dsv4.checkpoint.load import load_model
+from dsv4.text.byte_tokenizer import ByteTokenizer
+from serve.engine.generate_engine import GenerateEngine
+from serve.engine.loaded import LoadedModel
+from serve.engine.prefiller import LocalPrefiller
+from serve.engine.request import Completion, Request, SamplingParams
+from serve.engine.rows import GREEDY, DecodeRow, Drawn, PrefillChunk
+from serve.engine.runner import Runner
+from tests.dsv4 import drafting
+from tests.predictable import build_predictable_checkpoint
+
+LENGTHS = (1, 2, 5, 60, 127, 128, 129, 200, 256, 300)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "predictable"
+    build_predictable_checkpoint(folder, config=drafting.CONFIG)
+    return load_model(folder, compute_dtype="float32", mtp=True)
+
+
+def build(loaded, draft_tokens: int) -> Runner:
+    config, model = loaded
+    return Runner(
+        config,
+        model,
+        cache_spec(config, page_tokens=128, draft_tokens=draft_tokens),
+        num_pages=60,
+        num_slots=13,
+        chunk_tokens=128,
+        decode_rows=8,
+        buckets=(8,),
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(loaded):
+    return build(loaded, 0)
+
+
+@pytest.fixture(scope="module")
+def drafting_runner(loaded):
+    return build(loaded, 1)
+
+
+def requests() -> list[Request]:
+    """Greedy and sampled, of odd and even length, some with something that may stop them."""
+    rng = np.random.default_rng(9)
+    wanted = []
+    for number, length in enumerate(2 * LENGTHS):
+        sampling = SamplingParams(
+            temperature=(0.0, 1.0, 0.7)[number % 3],
+            top_k=(0, 40)[number % 2],
+            top_p=(1.0, 0.9)[number % 2],
+            seed=number,
+            max_tokens=(1, 2, 3, 50, 51, 80)[number % 6],
+            stop=(chr(97 + number),) if number % 4 == 1 else (),
+            stop_token_ids=(100 + number, 200 + number) if number % 4 == 2 else (),
+            ignore_eos=number % 5 > 0,
+        )
+        prompt = tuple(rng.integers(2, 256, length).tolist())
+        wanted.append(Request(f"r{number}", prompt, sampling))
+    return wanted
+
+
+def answers(runner: Runner, wanted: list[Request]):
+    """Tokens, text and end of each request, all at once; and the engine's status."""
+
+    def load() -> LoadedModel:
+        return LoadedModel(
+            runner=runner,
+            tokenizer=ByteTokenizer(),
+            fingerprint="f",
+            compute_dtype="float32",
+            layout=LayoutTable((), 128),
+            max_context=1024,
+            warm_up=lambda: None,
+        )
+
+    async def one(engine, request):
+        tokens, text = [], ""
+        async for event in engine.generate(request):
+            if isinstance(event, Completion):
+                return tokens, text, event.finish_reason, event.matched_stop
+            tokens += event.token_ids
+            text += event.text
+        return None
+
+    async def run():
+        engine = GenerateEngine("local", load, LocalPrefiller(), max_waiting=99, settings={})
+        await engine.start()
+        try:
+            found = await asyncio.gather(*(one(engine, request) for request in wanted))
+            return found, engine.status()
+        finally:
+            await engine.stop()
+
+    return asyncio.run(run())
+
+
+def test_drafts_change_no_token_and_no_end(plain, drafting_runner):
+    wanted, status = answers(plain, requests())
+    assert (status.drafts_proposed, status.drafts_accepted) == (0, 0)
+    found, status = answers(drafting_runner, requests())
+    assert found == wanted
+    assert len({end for _, _, end, _ in wanted}) == 2
+    assert 0.4 * status.drafts_proposed < status.drafts_accepted < 0.95 * status.drafts_proposed
+    assert status.drafts_accepted > 50
+    assert plain.moved_buffers() == drafting_runner.moved_buffers() == []
+
+
+def decoded(runner: Runner, first: int, length: int, draft_of, count: int) -> tuple[list[int], int]:
+    """Tokens after a prompt in slot 3 whose drafts come from `draft_of`; and steps it took."""
+    tokens, steps = [first], 0
+    while len(tokens) < count:
+        position = length + len(tokens) - 1
+        rows = [DecodeRow(tokens[-1], position, (9, 4, 7), 3, GREEDY)]
+        draft = draft_of(len(tokens))
+        rows.append(DecodeRow(draft, position + 1, (9, 4, 7), 3, GREEDY))
+        drawn = runner.decode(rows, 8)
+        assert all(isinstance(result, Drawn) for result in drawn)
+        tokens.append(drawn[0].token)
+        tokens += [drawn[1].token] if drawn[0].token == draft else []
+        steps += 1
+    return tokens[:count], steps
+
+
+def test_all_right_and_all_wrong_drafts_give_the_tokens_of_the_plain_steps(plain, drafting_runner):
+    prompt = np.random.default_rng(3).integers(2, 256, 120).astype(np.int32)
+    chunk = PrefillChunk(prompt, 0, (9, 4, 7), 3, GREEDY)
+    tokens = [plain.prefill(chunk, 8)]
+    for offset in range(200):
+        (drawn,) = plain.decode([DecodeRow(tokens[-1], 120 + offset, (9, 4, 7), 3, GREEDY)], 8)
+        assert isinstance(drawn, Drawn)
+        tokens.append(drawn.token)
+    for draft_of, steps in (
+        (lambda index: tokens[index], 75),
+        (lambda index: (tokens[index] + 1) % 384, 150),
+    ):
+        assert drafting_runner.prefill(chunk, 8) == tokens[0]
+        assert decoded(drafting_runner, tokens[0], 120, draft_of, 151) == (tokens[:151], steps)
+
+
+def test_drafts_need_a_model_with_the_block(loaded, tmp_path):
+    build_predictable_checkpoint(tmp_path / "model", config=drafting.CONFIG)
+    config, model = load_model(tmp_path / "model", compute_dtype="float32")
+    with pytest.raises(ValueError, match=r"draft_tokens=1: expected a model loaded with its MTP"):
+        build((config, model), 1)
