@@ -1,4 +1,4 @@
-"""The command line: `python -m serve prefill|decode|local|generate|profile|status|demo`.
+"""The command line: `python -m serve prefill|decode|local|generate|chat|profile|status|demo`.
 
 Owns the flags and their help. Subcommands import what they need when they run, so that `--help`
 answers at once. The flags of the servers come from the table of settings in `serve.config`.
@@ -20,6 +20,7 @@ first steps:
   python -m serve demo                       two processes, a few prompts, and the proof
   python -m serve local                      a server in one process (a tiny random model)
   python -m serve generate --target 127.0.0.1:7090 --prompt "Once upon a time"
+  python -m serve chat --target 127.0.0.1:7090 --prompt "Who are you?"
 """
 _SERVER_EPILOG = {
     "prefill": """\
@@ -65,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     for role in ROLES:
         _add_server(commands, role)
     _add_generate(commands)
+    _add_chat(commands)
     _add_profile(commands)
     _add_status(commands)
     _add_demo(commands)
@@ -93,6 +95,10 @@ def _run(options: argparse.Namespace) -> int:
         from serve.commands import generate
 
         return generate.run(options)
+    if options.command == "chat":
+        from serve.commands import chat
+
+        return chat.run(options)
     if options.command == "demo":
         from serve import demo
 
@@ -196,10 +202,61 @@ behind a prefill, transfer; or error{code, message}. The exit status is 1 if any
     prompt.add_argument(
         "--token-ids-file", metavar="FILE", help='one JSON list a line, "-" for standard input'
     )
+    _add_sampling(parser, max_tokens=64, temperature=0.0)
+    parser.add_argument(
+        "--concurrency", type=int, default=16, metavar="N", help="requests at a time (default 16)"
+    )
+    _add_client_flags(parser)
+
+
+def _add_chat(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _add_command(
+        commands,
+        "chat",
+        "sends a conversation to a decode or local server",
+        """\
+examples:
+  python -m serve chat --prompt "Who are you?"
+  python -m serve chat --messages conversation.json --tools tools.json --thinking --json
+
+Messages and tools are JSON as OpenAI's chat completions have them. The content and the tool calls
+go to standard output, the reasoning to standard error. --json prints one object: message (as the
+next turn takes it), problems, token_ids, finish_reason, usage, timing and, behind a prefill,
+transfer; or error{code, message}. The exit status is 1 if the request failed.
+""",
+    )
+    _add_target(parser)
+    said = parser.add_mutually_exclusive_group(required=True)
+    said.add_argument("--prompt", metavar="TEXT", help="what the user says")
+    said.add_argument(
+        "--messages",
+        metavar="FILE",
+        help='JSON array of messages, or the whole conversation; "-" for standard input',
+    )
+    parser.add_argument("--tools", metavar="FILE", help="JSON array of tools the model may call")
+    parser.add_argument(
+        "--thinking",
+        action=argparse.BooleanOptionalAction,
+        help="reason before the answer, or not; default: as the conversation or the server says",
+    )
+    parser.add_argument(
+        "--reasoning-effort", metavar="LEVEL", help="low, high or max; none is --no-thinking"
+    )
+    _add_sampling(parser, max_tokens=512, temperature=1.0)
+    _add_client_flags(parser)
+
+
+def _add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int, temperature: float) -> None:
     sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--max-tokens", type=int, default=64, metavar="N", help="default 64")
     sampling.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="default 0: greedy"
+        "--max-tokens", type=int, default=max_tokens, metavar="N", help=f"default {max_tokens}"
+    )
+    sampling.add_argument(
+        "--temperature",
+        type=float,
+        default=temperature,
+        metavar="T",
+        help=f"default {temperature:g}; 0 is greedy",
     )
     sampling.add_argument("--top-k", type=int, metavar="K", help="keep the K most likely tokens")
     sampling.add_argument("--top-p", type=float, metavar="P", help="keep probability mass P")
@@ -210,9 +267,9 @@ behind a prefill, transfer; or error{code, message}. The exit status is 1 if any
     sampling.add_argument(
         "--ignore-eos", action="store_true", help="go on after the end-of-sequence token"
     )
-    parser.add_argument(
-        "--concurrency", type=int, default=16, metavar="N", help="requests at a time (default 16)"
-    )
+
+
+def _add_client_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=float, default=300.0, metavar="S", help="seconds per request, default 300"
     )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import TracebackType
@@ -20,9 +21,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from serve.api.proto.dsv4.generate.v1 import generate_pb2 as pb
 from serve.api.proto.dsv4.generate.v1 import generate_pb2_grpc as pb_grpc
 from serve.api.status import ErrorReport, read_error
+from serve.results import ChatResult, Result, plain
 
 MAX_MESSAGE_BYTES = 64 << 20
-_FINISH = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 
 
 @dataclass(frozen=True)
@@ -44,55 +45,6 @@ class Sampling:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool | None = None
-
-
-@dataclass(frozen=True)
-class Result:
-    """How one request ended.
-
-    Attributes:
-      token_ids, text: everything received, also before an error.
-      complete: the terminal message; None if the request failed.
-      error: None if the request ended well.
-    """
-
-    token_ids: tuple[int, ...]
-    text: str
-    complete: pb.Complete | None = None
-    error: ErrorReport | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """One JSON object: the answer, or `error`."""
-        if self.complete is None:
-            error = self.error.to_json() if self.error else {}
-            return {"error": error, "token_ids": list(self.token_ids), "text": self.text}
-        complete = self.complete
-        matched = complete.WhichOneof("matched_stop")
-        line = {
-            "request_id": complete.request_id,
-            "token_ids": list(self.token_ids),
-            "text": self.text,
-            "finish_reason": _FINISH.get(complete.finish_reason, "unspecified"),
-            "matched_stop": getattr(complete, matched) if matched else None,
-            "usage": _plain(complete.usage),
-            "timing": {key: round(value, 6) for key, value in _plain(complete.timing).items()},
-            "sampling": _plain(complete.sampling),
-        }
-        if complete.HasField("transfer"):
-            line["transfer"] = _plain(complete.transfer)
-        return line
-
-
-def _plain(message: Any) -> dict[str, Any]:
-    """A message as numbers, text and maps; 64-bit integers stay integers."""
-    plain: dict[str, Any] = {}
-    for item in message.DESCRIPTOR.fields:
-        value = getattr(message, item.name)
-        if item.has_presence and not message.HasField(item.name):
-            continue
-        is_map = item.message_type is not None and item.message_type.GetOptions().map_entry
-        plain[item.name] = dict(value) if is_map else list(value) if item.is_repeated else value
-    return plain
 
 
 class Client:
@@ -142,32 +94,65 @@ class Client:
         """
         tokens: list[int] = []
         pieces: list[str] = []
-        complete: pb.Complete | None = None
-        error: ErrorReport | None = None
+
+        def take(delta: pb.Delta) -> None:
+            tokens.extend(delta.token_ids)
+            pieces.append(delta.text)
+            if on_text is not None and delta.text:
+                on_text(delta.text)
+
         try:
             request = _request(prompt, sampling, request_id)
-            async for response in self._generate.Generate(request, timeout=deadline_s):
-                if response.HasField("complete"):
-                    complete = response.complete
-                    continue
-                tokens += response.delta.token_ids
-                pieces.append(response.delta.text)
-                if on_text is not None and response.delta.text:
-                    on_text(response.delta.text)
-        except grpc.aio.AioRpcError as failure:
-            error = read_error(failure)
         except (ValueError, TypeError) as failure:  # does not fit the message: never sent
-            error = ErrorReport("INVALID_ARGUMENT", str(failure))
-        if error is None and complete is None:
-            error = ErrorReport("INTERNAL", "the stream ended without its terminal message")
-        if error is not None:
-            complete = None
+            return Result((), "", error=ErrorReport("INVALID_ARGUMENT", str(failure)))
+        complete, error = await _read(self._generate.Generate(request, timeout=deadline_s), take)
         return Result(tuple(tokens), "".join(pieces), complete, error)
+
+    async def chat(
+        self,
+        conversation: Mapping[str, Any] | str,
+        sampling: Sampling,
+        *,
+        request_id: str | None = None,
+        deadline_s: float | None = None,
+        on_delta: Callable[[pb.ChatDelta], None] | None = None,
+    ) -> ChatResult:
+        """Sends one conversation and collects the answer.
+
+        Args:
+          conversation: the keys of an OpenAI chat completion request, `messages` at least; or JSON
+            text of that.
+          sampling: how to answer.
+          request_id: minted by the server if None.
+          deadline_s: seconds; becomes the deadline of the request.
+          on_delta: gets each part of the answer as it arrives.
+        """
+        deltas: list[pb.ChatDelta] = []
+
+        def take(delta: pb.ChatDelta) -> None:
+            deltas.append(delta)
+            if on_delta is not None:
+                on_delta(delta)
+
+        try:
+            request = _chat_request(conversation, sampling, request_id)
+        except (ValueError, TypeError) as failure:  # does not fit the message: never sent
+            return ChatResult((), "", "", error=ErrorReport("INVALID_ARGUMENT", str(failure)))
+        complete, error = await _read(self._generate.Chat(request, timeout=deadline_s), take)
+        return ChatResult(
+            token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+            reasoning="".join(delta.reasoning for delta in deltas),
+            content="".join(delta.content for delta in deltas),
+            tool_calls=tuple(call for delta in deltas for call in delta.tool_calls),
+            problems=tuple(problem for delta in deltas for problem in delta.problems),
+            complete=complete,
+            error=error,
+        )
 
     async def server_info(self, deadline_s: float = 5.0) -> dict[str, Any]:
         """The server's snapshot as plain values. Raises grpc.aio.AioRpcError."""
         info = await self._engine.ServerInfo(pb.ServerInfoRequest(), timeout=deadline_s)
-        return {"target": self.target, **_plain(info)}
+        return {"target": self.target, **plain(info)}
 
     async def abort(self, request_id: str, deadline_s: float = 5.0) -> bool:
         """Ends a request; True if it was in flight. Raises grpc.aio.AioRpcError."""
@@ -209,6 +194,24 @@ class Client:
         return written
 
 
+async def _read(
+    stream: Any, take: Callable[[Any], None]
+) -> tuple[pb.Complete | None, ErrorReport | None]:
+    """Gives every delta of a stream to `take`; returns the terminal message or the error."""
+    complete: pb.Complete | None = None
+    try:
+        async for response in stream:
+            if response.HasField("complete"):
+                complete = response.complete
+            else:
+                take(response.delta)
+    except grpc.aio.AioRpcError as failure:
+        return None, read_error(failure)
+    if complete is None:
+        return None, ErrorReport("INTERNAL", "the stream ended without its terminal message")
+    return complete, None
+
+
 def _request(prompt: Prompt, sampling: Sampling, request_id: str | None) -> pb.GenerateRequest:
     request = pb.GenerateRequest(request_id=request_id, text=prompt.text)
     if prompt.token_ids is not None:
@@ -217,17 +220,35 @@ def _request(prompt: Prompt, sampling: Sampling, request_id: str | None) -> pb.G
         except (ValueError, TypeError) as error:
             raise ValueError(f"token_ids: {error}") from None
         request.token_ids.SetInParent()
+    _set_sampling(request.sampling, sampling)
+    return request
+
+
+def _chat_request(
+    conversation: Mapping[str, Any] | str, sampling: Sampling, request_id: str | None
+) -> pb.ChatRequest:
+    request = pb.ChatRequest(request_id=request_id)
+    try:
+        if not isinstance(conversation, str):
+            conversation = json.dumps(conversation, ensure_ascii=False, allow_nan=False)
+        request.conversation = conversation
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"conversation: {error}") from None
+    _set_sampling(request.sampling, sampling)
+    return request
+
+
+def _set_sampling(message: pb.SamplingParams, sampling: Sampling) -> None:
     for name, value in vars(sampling).items():
         if value is None:
             continue
         if isinstance(value, tuple):
-            getattr(request.sampling, name).extend(value)
+            getattr(message, name).extend(value)
             continue
         try:
-            setattr(request.sampling, name, value)
+            setattr(message, name, value)
         except (ValueError, TypeError) as error:
             raise ValueError(f"{name}: {error}") from None
-    return request
 
 
 async def generate_many(

@@ -22,10 +22,11 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from serve.client import Client, Prompt, Result, Sampling, generate_many
+from serve.client import Client, Prompt, Sampling, generate_many
 from serve.config import ConfigError, user_cache_dir
 from serve.default_model import ensure_tiny_model
 from serve.processes import ProcessFailed, ServerProcess, stop_all
+from serve.results import Result
 
 PLAIN_WIDTH = 132  # of tables that do not go to a terminal
 REQUEST_TIMEOUT_S = 300.0

@@ -10,11 +10,13 @@ import argparse
 import asyncio
 import json
 import sys
-import unicodedata
 from pathlib import Path
 
-from serve.client import Client, Prompt, Result, Sampling, generate_many
+from serve.client import Client, Prompt, Sampling, generate_many
+from serve.commands.sampling import sampling_of
 from serve.config import ConfigError, parse_address
+from serve.results import Result
+from serve.terminal import printable
 
 
 def run(options: argparse.Namespace) -> int:
@@ -28,16 +30,7 @@ def run(options: argparse.Namespace) -> int:
         prompts = [Prompt(text=options.prompt)]
     else:
         prompts = [Prompt(token_ids=ids) for ids in read_token_ids(options.token_ids_file)]
-    sampling = Sampling(
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        seed=options.seed,
-        max_tokens=options.max_tokens,
-        stop=tuple(options.stop),
-        ignore_eos=options.ignore_eos,
-    )
-    return asyncio.run(_send(options, prompts, sampling))
+    return asyncio.run(_send(options, prompts, sampling_of(options)))
 
 
 def read_token_ids(file: str) -> list[tuple[int, ...]]:
@@ -80,7 +73,7 @@ class StreamPrinter:
     def text(self, index: int, piece: str) -> None:
         """A piece of answer `index`; held back until its turn."""
         if index == self._current:
-            print(_shown(piece), end="", flush=True)
+            print(printable(piece), end="", flush=True)
         else:
             self._waiting[index].append(piece)
 
@@ -91,12 +84,7 @@ class StreamPrinter:
             print(f"error: {result.error.code}: {result.error.message}", file=sys.stderr)
         self._current += 1
         if self._current < len(self._waiting):
-            print(_shown("".join(self._waiting[self._current])), end="", flush=True)
-
-
-def _shown(text: str) -> str:
-    """The text without control characters: a model must not steer a person's terminal."""
-    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
+            print(printable("".join(self._waiting[self._current])), end="", flush=True)
 
 
 async def _send(options: argparse.Namespace, prompts: list[Prompt], sampling: Sampling) -> int:

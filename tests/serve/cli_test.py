@@ -9,7 +9,7 @@ import pytest
 from serve.cli import build_parser, main
 from serve.config import ROLES, settings_table
 
-COMMANDS = (*ROLES, "generate", "profile", "status", "demo")
+COMMANDS = (*ROLES, "generate", "chat", "profile", "status", "demo")
 
 
 def help_of(capsys, *arguments: str) -> str:

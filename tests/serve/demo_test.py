@@ -7,8 +7,8 @@ from rich.console import Console
 
 from serve.api.proto.dsv4.generate.v1 import generate_pb2 as pb
 from serve.api.status import ErrorReport
-from serve.client import Result
 from serve.demo import prompts, report_comparison, report_transfers
+from serve.results import Result
 
 
 def answer(*tokens: int) -> Result:

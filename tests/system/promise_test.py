@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from serve.client import Result, Sampling
+from serve.client import Sampling
+from serve.results import Result
 from tests.system.servers import Fleet, assert_at_baseline, generate_all, greedy
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from serve.client import Client, Prompt, Result, Sampling
+from serve.client import Client, Prompt, Sampling
 from serve.processes import ServerProcess
+from serve.results import Result
 
 START_TIMEOUT_S = 180.0
 
