@@ -1,5 +1,7 @@
 """From pieces to ids: what is text stays text, and seams between texts leave no trace."""
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -106,7 +108,7 @@ class Bare(ByteTokenizer):
 
     def __init__(self):
         super().__init__()
-        self.special_tokens = {}
+        self.special_tokens: Mapping[str, int] = {}
 
 
 def test_a_tokenizer_without_a_needed_control_token_is_refused():
