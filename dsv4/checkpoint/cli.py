@@ -1,4 +1,4 @@
-"""The command line of checkpoints: `python -m dsv4.checkpoint inspect|manifest`.
+"""The command line of checkpoints: `python -m dsv4.checkpoint inspect|manifest|convert`.
 
 Owns arguments, output and exit status: 0 all is well, 1 something is wrong with the checkpoint,
 2 the command cannot be carried out. Commands import what they need when they run.
@@ -17,11 +17,12 @@ from collections.abc import Callable, Sequence
 from dsv4.checkpoint.errors import CheckpointError
 
 _INTRO = """\
-Looks at DeepSeek-V4 checkpoints on disk, whatever formats and names they use.
+Looks at DeepSeek-V4 checkpoints on disk, whatever formats and names they use, and converts them.
 
 examples:
   python -m dsv4.checkpoint inspect DIR
   python -m dsv4.checkpoint manifest flash --format mxfp4
+  python -m dsv4.checkpoint convert DIR NEW_DIR
 """
 
 
@@ -144,6 +145,43 @@ def _manifest(options: argparse.Namespace) -> int:
     return 1 if gaps.missing or gaps.unexpected else 0
 
 
+def _convert_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SRC", type=pathlib.Path, help="safetensors checkpoint")
+    parser.add_argument("target", metavar="DST", type=pathlib.Path, help="new or empty folder")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace a converted checkpoint at DST"
+    )
+
+
+def _convert(options: argparse.Namespace) -> int:
+    import jax
+    from rich import progress
+    from rich.console import Console
+
+    from dsv4.checkpoint.convert import convert
+
+    jax.config.update("jax_platforms", "cpu")  # an accelerator has no part in this
+    bar = progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(bar_width=30),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    )
+    with bar:
+        task = bar.add_task("convert", total=None)
+        num_bytes = convert(
+            options.source,
+            options.target,
+            overwrite=options.overwrite,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    print(f"{options.target}: {num_bytes / 1e9:.3f} GB of parameters")
+    return 0
+
+
 COMMANDS = (
     Command(
         "inspect",
@@ -172,5 +210,19 @@ either side.
 """,
         _manifest_arguments,
         _manifest,
+    ),
+    Command(
+        "convert",
+        "writes a checkpoint again as Orbax folders, packed formats kept",
+        """\
+examples:
+  python -m dsv4.checkpoint convert DIR NEW_DIR
+
+DST appears when it is complete; what an interrupted conversion left is cleaned up by the next one.
+It takes as much disk as SRC, and as much memory as SRC's largest layer. `serve --model` takes
+either. The exit status is 2 if SRC is damaged, DST is taken or the disk is too full.
+""",
+        _convert_arguments,
+        _convert,
     ),
 )

@@ -18,8 +18,8 @@ from dsv4.checkpoint.plan import Assignment
 from dsv4.checkpoint.stored import read_stored
 from dsv4.config import ModelConfig
 
-# What lies beside the weights and is copied: config, tokenizer, chat template, licence.
-_COMPANIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.md", "LICENSE*")
+# What lies beside the weights and is copied: config, tokenizer, chat format, licence.
+_COMPANIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.md", "LICENSE*", "encoding/*.py")
 # Room for what Orbax and the file system add.
 _EXTRA_BYTES = 16 << 20
 
@@ -71,7 +71,9 @@ def convert(
         for item, group in _by_item(assignments).items():
             entries |= _convert_item(work, item, group, config, threads, report)
         for path in companions:
-            shutil.copyfile(path, work / path.name)
+            copy = work / path.relative_to(origin)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copy)
         prints = fingerprint.tensors_fingerprint(tensors)
         inventory.write_inventory(work, Inventory(prints, entries))
     return sum(entry.num_bytes for entry in entries.values())

@@ -97,7 +97,9 @@ def _check_target(
             "exists and is not a converted checkpoint, expected a new or empty folder", file=target
         )
     if not overwrite:
-        raise CheckpointError("exists: got a converted checkpoint, not to overwrite", file=target)
+        raise CheckpointError(
+            "exists: a converted checkpoint is replaced only if overwrite is set", file=target
+        )
 
 
 def _clear(folder: pathlib.Path) -> None:
