@@ -1,4 +1,5 @@
-"""The body of a chat completion request, as OpenAI clients send it, becomes a conversation.
+"""The body of a chat completion request, as OpenAI clients send it: what to ask the model, and what
+its response is read with.
 
 Here live the manners of clients, not the format of the model: tools beside the messages, the ways
 to switch reasoning on, efforts of other vendors, developer messages that mean system messages.
@@ -18,7 +19,9 @@ from dsv4.text.chat.messages import (
     ResponseFormat,
     Role,
     ThinkingMode,
+    Tool,
 )
+from dsv4.text.dsml.calls import Choice, ToolChoice
 
 # Efforts of OpenAI's scale that DeepSeek has no name for; "none" is chat mode.
 _EFFORTS = {
@@ -46,12 +49,29 @@ class RequestDefaults:
     effort: ReasoningEffort | None = None
 
 
-def read_request(body: Mapping[str, Any], defaults: RequestDefaults | None = None) -> Conversation:
-    """Returns the conversation of a chat completion request.
+@dataclass(frozen=True)
+class ChatRequest:
+    """What a request says of prompt and response.
+
+    Attributes:
+      conversation: what the prompt is made of.
+      tools: what the response may call; the prompt does not show them if the choice is none.
+      tool_choice: whether the response must call, and what.
+    """
+
+    conversation: Conversation
+    tools: tuple[Tool, ...]
+    tool_choice: ToolChoice
+
+
+def read_request(body: Mapping[str, Any], defaults: RequestDefaults | None = None) -> ChatRequest:
+    """Returns what a chat completion request asks for.
 
     Reads `messages`, `tools`, `tool_choice`, `response_format`, `reasoning_effort`, `thinking` and
     `chat_template_kwargs` (with `thinking` or `enable_thinking`, `reasoning_effort` and
     `drop_thinking`); where two of them speak of the same, the first in this order holds.
+
+    A tool choice that demands a call is not told to the model: the response is held to it.
 
     Raises:
       ConversationError: a value cannot be used, or the last message leaves the model nothing to
@@ -67,27 +87,29 @@ def read_request(body: Mapping[str, Any], defaults: RequestDefaults | None = Non
     for key in ("functions", "function_call"):
         if given.get(key) is not None:
             raise ConversationError(key, given[key], "none: use tools and tool_choice")
-    shown = _tools_shown(given.get("tool_choice"), bool(tools))
+    choice = _tool_choice(given.get("tool_choice"), tools)
+    shown = () if choice.mode is Choice.NONE else tools
     response_format = given.get("response_format")
     if response_format is not None:
         response_format = ResponseFormat.from_json(response_format, "response_format")
-    if said[0].role is not Role.SYSTEM and ((tools and shown) or response_format is not None):
+    if said[0].role is not Role.SYSTEM and (shown or response_format is not None):
         said.insert(0, Message(Role.SYSTEM))
-    if tools and shown:
-        said[0] = replace(said[0], tools=tools)
+    if shown:
+        said[0] = replace(said[0], tools=shown)
     if response_format is not None:
         said[0] = replace(said[0], response_format=response_format)
     options = given.get("chat_template_kwargs")
     options = fields.read_object({} if options is None else options, "chat_template_kwargs")
     thinking, effort = _reasoning(given, options, defaults)
     drop = _read_flag(options, "drop_thinking")
-    return Conversation(
+    conversation = Conversation(
         messages=tuple(said),
         thinking=thinking,
         effort=effort,
         # Hiding the tools for one request leaves the rest of the prompt as it was.
         keep_reasoning=drop is False or bool(tools),
     )
+    return ChatRequest(conversation, conversation.tools or tools, choice)
 
 
 def _as_system(message: Message) -> Message:
@@ -114,16 +136,21 @@ def _check_end(said: list[Message]) -> None:
         )
 
 
-def _tools_shown(choice: Any, declared: bool) -> bool:
-    """Returns whether the model is told of the tools."""
-    if choice is None or choice == "auto":
-        return True
-    if choice == "none":
-        return False
-    expected = "auto or none: the model cannot be forced to call a tool"
-    if not declared:
-        expected = "auto or none, since no tools are declared"
-    raise ConversationError("tool_choice", choice, expected)
+def _tool_choice(value: Any, tools: tuple[Tool, ...]) -> ToolChoice:
+    """Reads auto, none, required, or `{"type": "function", "function": {"name"}}`."""
+    if not tools and value not in (None, "auto", "none"):
+        raise ConversationError("tool_choice", value, "auto or none, since no tools are declared")
+    if isinstance(value, Mapping):
+        kind = value.get("type", MISSING)
+        fields.read_choice(kind, "tool_choice.type", ("function",))
+        function = fields.read_object(value.get("function", MISSING), "tool_choice.function")
+        path = "tool_choice.function.name"
+        name = fields.read_choice(function.get("name", MISSING), path, [t.name for t in tools])
+        return ToolChoice(Choice.REQUIRED, name)
+    choices = tuple(choice.value for choice in Choice)
+    return ToolChoice(
+        Choice(fields.read_choice("auto" if value is None else value, "tool_choice", choices))
+    )
 
 
 def _reasoning(

@@ -6,15 +6,21 @@ from dsv4.text.chat.encoder import encode_prompt
 from dsv4.text.chat.fields import ConversationError
 from dsv4.text.chat.messages import ReasoningEffort, ResponseFormat, Role, ThinkingMode
 from dsv4.text.chat.request import RequestDefaults, read_request
+from dsv4.text.dsml.calls import Choice, ToolChoice
 
 USER = {"role": "user", "content": "Hi"}
 SYSTEM = {"role": "system", "content": "Be kind."}
 ANSWER = {"role": "assistant", "content": "Hello", "reasoning_content": "r"}
 TOOL = {"type": "function", "function": {"name": "f"}}
+TOOLS = {"messages": [USER], "tools": [TOOL]}
 
 
-def read(*said, defaults=None, **more):
+def request(*said, defaults=None, **more):
     return read_request({"messages": list(said or [USER]), **more}, defaults)
+
+
+def read(*said, **more):
+    return request(*said, **more).conversation
 
 
 def prompt(*said, **more):
@@ -76,11 +82,25 @@ def test_tool_choice_none_hides_the_tools_and_changes_nothing_else():
 
 
 @pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "f"}}, "any", 1]
+    ("choice", "expected"),
+    [
+        (None, ToolChoice()),
+        ("auto", ToolChoice()),
+        ("none", ToolChoice(Choice.NONE)),
+        ("required", ToolChoice(Choice.REQUIRED)),
+        ({"type": "function", "function": {"name": "f"}}, ToolChoice(Choice.REQUIRED, "f")),
+    ],
 )
-def test_a_forced_call_is_refused(choice):
-    with pytest.raises(ConversationError, match="tool_choice: expected auto or none"):
-        read(tools=[TOOL], tool_choice=choice)
+def test_the_response_is_read_with_the_tools_and_the_choice(choice, expected):
+    asked = request(tools=[TOOL], tool_choice=choice)
+    assert asked.tool_choice == expected
+    assert [tool.name for tool in asked.tools] == ["f"]
+    shown = () if choice == "none" else asked.tools
+    assert asked.conversation.tools == shown
+
+
+def test_tools_inside_a_message_can_be_called_too():
+    assert [tool.name for tool in request({**SYSTEM, "tools": [TOOL]}, USER).tools] == ["f"]
 
 
 def test_a_developer_message_means_a_system_message():
@@ -179,6 +199,21 @@ def test_results_without_call_ids_and_calls_with_equal_ids_keep_their_order():
         ({"messages": [USER], "tools": {}}, "tools: expected an array, got {}"),
         ({"messages": [USER], "tools": [{}]}, "tools[0].function: expected an object, got nothing"),
         ({"messages": [USER], "tool_choice": "required"}, "tool_choice: expected auto or none, si"),
+        ({"messages": [USER], "tool_choice": {}}, "tool_choice: expected auto or none, since no "),
+        ({**TOOLS, "tool_choice": "any"}, "tool_choice: expected one of auto, none, required, got"),
+        ({**TOOLS, "tool_choice": 1}, "tool_choice: expected one of auto, none, required, got 1"),
+        (
+            {**TOOLS, "tool_choice": {"type": "allowed_tools"}},
+            "tool_choice.type: expected one of function, got 'allowed_tools'",
+        ),
+        (
+            {**TOOLS, "tool_choice": {"type": "function"}},
+            "tool_choice.function: expected an object, got nothing",
+        ),
+        (
+            {**TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice.function.name: expected one of f, got 'g'",
+        ),
         ({"messages": [USER], "functions": []}, "functions: expected none: use tools"),
         ({"messages": [USER], "function_call": "auto"}, "function_call: expected none: use tools"),
         ({"messages": [USER], "response_format": "json"}, "response_format: expected an object"),
