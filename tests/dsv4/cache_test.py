@@ -41,6 +41,17 @@ def test_each_layer_has_the_components_of_its_kind():
     assert set(spec.of_layer(2)) == {"swa_kv", "c128_kv", "c128_state"}
 
 
+def test_room_for_drafts_is_in_the_slots_and_an_mtp_layer_has_a_window():
+    spec = cache_spec(ModelConfig.flash(), kv_format="bf16", draft_tokens=1)
+    plain = cache_spec(ModelConfig.flash(), kv_format="bf16")
+    assert spec.paged() == plain.paged()
+    assert bytes_of(spec, "swa_kv") == {129 * 1024}
+    assert bytes_of(spec, "c4_state") == {96 * 1024}
+    assert bytes_of(spec, "index_state") == {24 * 1024}
+    assert bytes_of(spec, "c128_state") == {12 * 1024}
+    assert spec.by_name.keys() - plain.by_name.keys() == {"layers.43.swa_kv"}
+
+
 def test_a_created_cache_has_one_zero_array_per_buffer():
     spec = cache_spec(ModelConfig.tiny(), kv_format="bf16", index_k_format="fp8")
     cache = create_cache(spec, num_pages=5, num_slots=3)
@@ -61,6 +72,8 @@ def test_a_created_cache_has_one_zero_array_per_buffer():
         ({"index_k_format": "fp4"}, "index_k_format: got 'fp4'"),
         ({"page_tokens": 200}, "page_tokens: got 200"),
         ({"page_tokens": 0}, "page_tokens: got 0"),
+        ({"draft_tokens": 2}, r"draft_tokens: got 2, expected 0 to 1 \(num_nextn_predict_layers\)"),
+        ({"draft_tokens": -1}, "draft_tokens: got -1"),
     ],
 )
 def test_unknown_formats_and_page_sizes_are_refused(arguments, message):

@@ -88,6 +88,7 @@ def test_an_error_in_the_file_names_file_key_value_and_expectation(tmp_path, tex
         ("pages", "many", "an integer of at least 0"),
         ("pages", "-1", "an integer of at least 0"),
         ("digest", "half", "one of full, sampled, off"),
+        ("speculative", "yes", "one of off, mtp"),
         ("verify_timeout_s", "nan", "a number above 0"),
         ("reflection", "maybe", "true or false"),
         ("listen", "here", "HOST:PORT"),
@@ -117,6 +118,13 @@ def test_settings_made_in_code_are_checked_too():
         TransferSettings(digest="some")
     with pytest.raises(ConfigError, match=r"ServerSettings\.listen"):
         ServerSettings(listen="nowhere")
+
+
+def test_a_token_and_its_draft_need_two_rows_of_a_step():
+    with pytest.raises(ConfigError, match=r"decode_rows: seen 1, expected at least 2 with specul"):
+        load_config({"speculative": "mtp", "decode_rows": "1"}, environment={})
+    assert EngineSettings(speculative="mtp", decode_rows=3).draft_tokens == 1
+    assert EngineSettings(decode_rows=1).draft_tokens == 0
 
 
 def test_every_name_is_unique_across_sections_and_explained():

@@ -1,6 +1,7 @@
 """The engine with drafts gives what the engine without gives, on a model whose drafts come true."""
 
 import asyncio
+import dataclasses
 
 import numpy as np
 import pytest
@@ -18,13 +19,15 @@ from serve.engine.runner import Runner
 from tests.dsv4 import drafting
 from tests.predictable import build_predictable_checkpoint
 
+# One c4 layer and the MTP block: what costs time here is compiling four programs.
+CONFIG = dataclasses.replace(drafting.CONFIG, num_hidden_layers=1, compress_ratios=(4, 0))
 LENGTHS = (1, 2, 5, 60, 127, 128, 129, 200, 256, 300)
 
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model") / "predictable"
-    build_predictable_checkpoint(folder, config=drafting.CONFIG)
+    build_predictable_checkpoint(folder, config=CONFIG)
     return load_model(folder, compute_dtype="float32", mtp=True)
 
 
@@ -151,7 +154,7 @@ def test_all_right_and_all_wrong_drafts_give_the_tokens_of_the_plain_steps(plain
 
 
 def test_drafts_need_a_model_with_the_block(loaded, tmp_path):
-    build_predictable_checkpoint(tmp_path / "model", config=drafting.CONFIG)
+    build_predictable_checkpoint(tmp_path / "model", config=CONFIG)
     config, model = load_model(tmp_path / "model", compute_dtype="float32")
     with pytest.raises(ValueError, match=r"draft_tokens=1: expected a model loaded with its MTP"):
         build((config, model), 1)
