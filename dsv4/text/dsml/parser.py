@@ -17,6 +17,7 @@ from dsv4.text.dsml.invokes import Ending, InvokeReader, Outcome
 from dsv4.text.dsml.quoting import CodeTracker
 from dsv4.text.dsml.tags import Element, Lexeme, Lexer, Shape, Tag, raw_text
 from dsv4.text.reasoning import ReasoningParser
+from dsv4.text.special_tokens import THINK_END
 
 # Line breaks, and the indentation behind them, that belong to a block that follows.
 _TAIL = re.compile(r"\n{1,2}[ \t]{0,16}\Z")
@@ -24,15 +25,25 @@ _MAX_TAIL = 18
 
 
 class DsmlParser:
-    """Parses one response; `thinking` says whether it starts within the reasoning."""
+    """Parses one response.
+
+    `thinking` says whether it starts within the reasoning, `think_tokens` that <think> and </think>
+    come by `push_think` only and are text where text spells them.
+    """
 
     def __init__(
-        self, tools: Sequence[Tool], choice: ToolChoice, request_id: str, *, thinking: bool
+        self,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        request_id: str,
+        *,
+        thinking: bool,
+        think_tokens: bool = False,
     ) -> None:
         self._calls = CallReader(tools, choice)
         self._request_id = request_id
         self._reasoning = ReasoningParser(thinking=thinking)
-        self._lexer = Lexer()
+        self._lexer = Lexer(think_tags=not think_tokens)
         self._code = CodeTracker()
         self._block: Block | None = None
         self._tail = ""
@@ -45,6 +56,19 @@ class DsmlParser:
         """Takes the next text; returns what became certain with it."""
         for lexeme in self._lexer.push(text):
             self._feed(lexeme)
+        return self._take_events()
+
+    def push_think(self, *, end: bool) -> list[Event]:
+        """Takes the control token <think> or, if `end`, </think>; as `push`.
+
+        Where it means nothing it is dropped: a control token is no text.
+        """
+        for lexeme in self._lexer.finish():
+            self._feed(lexeme)
+        if not end and self._block is None:
+            self._begin_reasoning()
+        elif end and self._reasoning.active:
+            self._feed(Tag(THINK_END, Element.THINK, Shape.END, marked=False))
         return self._take_events()
 
     def finish(self, *, cut: bool) -> list[Event]:
@@ -91,11 +115,16 @@ class DsmlParser:
             self._end_reasoning()
         elif tag.shape is Shape.END:
             self._begin_block(tag, tracked=tracked)
-        elif self._reasoning.begin():
-            self._show(self._take_tail(), reasoning=False)
-            self._code = CodeTracker()
-        else:
+        elif not self._begin_reasoning():
             self._feed_text(tag.raw, tracked=tracked)
+
+    def _begin_reasoning(self) -> bool:
+        reasoning = self._reasoning.active
+        if not self._reasoning.begin():
+            return False
+        self._show(self._take_tail(), reasoning=reasoning)
+        self._code = CodeTracker()
+        return True
 
     def _end_reasoning(self) -> None:
         self._show(self._take_tail())

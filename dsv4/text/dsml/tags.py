@@ -84,9 +84,13 @@ def raw_text(lexeme: Lexeme) -> str:
 
 
 class Lexer:
-    """Lexemes of one stream. Text that may become a tag is held back, no longer than a tag is."""
+    """Lexemes of one stream. Text that may become a tag is held back, no longer than a tag is.
 
-    def __init__(self) -> None:
+    `think_tags` says whether text can spell <think> and </think>.
+    """
+
+    def __init__(self, *, think_tags: bool = True) -> None:
+        self._think_tags = think_tags
         self._tag: _TagReader | None = None
 
     def push(self, text: str) -> list[Lexeme]:
@@ -102,7 +106,7 @@ class Lexer:
                 position = end
                 if found is None:
                     break
-                self._tag = _TagReader()
+                self._tag = _TagReader(think_tags=self._think_tags)
             position = self._tag.read(text, position)
             if self._tag.done:
                 lexemes += self._tag.lexemes()
@@ -121,10 +125,12 @@ class Lexer:
 class _TagReader:
     """Reads what may be a tag from its first character on, one character after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, think_tags: bool) -> None:
         self.done = False
+        self._think_tags = think_tags
         self._raw: list[str] = []
         self._tag_length: int | None = None  # None: it is no tag
+        self._sure: int | None = None  # what of it is the tag if it ends now; None: all
         self._marked = False
         self._end = False
         self._empty = False
@@ -156,8 +162,8 @@ class _TagReader:
     def cut(self) -> None:
         """The stream ends within the tag."""
         self._steps.close()
-        if self._tag_length is None and self._marked:
-            self._tag_length = len(self._raw)
+        if self._marked:
+            self._tag_length = len(self._raw) if self._sure is None else self._sure
             self._broken = True
 
     def lexemes(self) -> list[Lexeme]:
@@ -223,10 +229,10 @@ class _TagReader:
     def _plain_tag(self, character: str) -> Generator[None, str, bool]:
         """A tag without marker, of one of the exact names."""
         self._label = yield from self._word(character)
-        if self._label == "think":
+        if self._label == "think" and self._think_tags:
             self._tag_length = len(self._raw) if self._next == ">" else None
             return self._next == ">"
-        if self._label not in _PLAIN:
+        if self._label not in _PLAIN or self._label == "think":
             return False
         return (yield from self._attribute_list(self._next))
 
@@ -245,8 +251,9 @@ class _TagReader:
         character = yield from self._spaces(character)
         while character in _BARS and bars < 2 * _MAX_BARS:
             bars += 1
+            self._marked = True
             character = yield
-        self._marked = bars > 0 and (bars > before or spaced)
+        self._marked = bars > before or (bars > 0 and spaced)
         if not self._marked:
             return False
         character = yield from self._spaces(character)
@@ -261,12 +268,14 @@ class _TagReader:
         for _ in range(_MAX_ATTRIBUTES):
             length = len(self._raw)
             newline = False
+            self._sure = None
             for _ in range(_MAX_SPACES):
                 if character in _BARS:
                     length, newline = len(self._raw) + 1, False
                 elif character not in _SPACES:
                     break
-                newline = newline or character == "\n"
+                elif character == "\n":
+                    newline, self._sure = True, length
                 character = yield
             if character == ">":
                 self._tag_length = len(self._raw)
@@ -295,7 +304,7 @@ class _TagReader:
         a line of its own.
         """
         start = len(self._raw)
-        key = yield from self._word(character)
+        key = (yield from self._word(character)).lower()
         if newline and key not in ("name", "string"):
             self._tag_length, self._last_belongs = length, False
             return ""
@@ -304,6 +313,7 @@ class _TagReader:
             length = length if newline else start
             self._last_belongs = yield from self._junk(character, length)
             return ""
+        self._sure = None
         character = yield
         character = yield from self._spaces(character)
         closing = _QUOTES.get(character)
@@ -339,6 +349,7 @@ class _TagReader:
         self, character: str, length: int, *, broken: bool = True
     ) -> Generator[None, str, bool]:
         """What no tag holds: part of it up to a near ">", else text behind `length` characters."""
+        self._sure = length
         for count in range(_MAX_JUNK):
             if character == ">":
                 self._tag_length = len(self._raw)

@@ -1,0 +1,48 @@
+"""The types that schemas of all dialects allow."""
+
+from typing import Any
+
+import pytest
+
+from dsv4.text.dsml.schema import allowed_types
+
+ROOT = {
+    "$defs": {"city": {"type": "string"}, "a/b": {"type": "null"}, "loop": {"$ref": "#/$defs/loop"}}
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "types"),
+    [
+        ({"type": "string"}, {"string"}),
+        ({"type": "number"}, {"number", "integer"}),
+        ({"type": ["integer", "null"]}, {"integer", "null"}),
+        ({"type": "dict"}, {"object"}),
+        ({"type": "integer", "nullable": True}, {"integer", "null"}),
+        ({"enum": ["a", 1, None]}, {"string", "integer", "null"}),
+        ({"enum": [True, 1.5, [], {}]}, {"boolean", "number", "integer", "array", "object"}),
+        ({"const": 5}, {"integer"}),
+        ({"anyOf": [{"type": "string"}, {"type": "array"}]}, {"string", "array"}),
+        ({"oneOf": [{"type": "string"}, {}]}, None),
+        ({"allOf": [{"type": ["string", "null"]}, {"type": "string"}]}, {"string"}),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}], "type": "string"}, {"string"}),
+        ({"$ref": "#/$defs/city"}, {"string"}),
+        ({"$ref": "#/$defs/a~1b"}, {"null"}),
+        ({"$ref": "#/$defs/nothing"}, None),
+        ({"$ref": "#/$defs/loop"}, None),
+        ({"$ref": "https://example.org/schema"}, None),
+        ({"properties": {"a": {}}}, {"object"}),
+        ({"items": {}}, {"array"}),
+        ({"type": "integer", "enum": ["a"]}, None),
+        ({"type": "anything"}, None),
+        ({"type": 5}, None),
+        ({"type": []}, None),
+        ({"enum": []}, None),
+        ({}, None),
+        (None, None),
+        (True, None),
+        ("string", None),
+    ],
+)
+def test_a_schema_allows_types(schema: Any, types: set[str] | None) -> None:
+    assert allowed_types(schema, ROOT) == types
