@@ -54,12 +54,13 @@ class Response:
 
 
 class ResponseParser:
-    """Parses the text of one response, `push` after `push`, then `finish`, then `response`."""
+    """Parses one response, `push` after `push`, then `finish`, then `response`."""
 
     def __init__(
         self,
         *,
         thinking: bool,
+        think_tokens: bool = False,
         tools: Sequence[Tool] = (),
         tool_choice: ToolChoice | None = None,
         request_id: str = "",
@@ -68,17 +69,29 @@ class ResponseParser:
 
         Args:
           thinking: the prompt ended with <think>, so the response starts with reasoning.
+          think_tokens: the caller sees tokens and gives the control tokens <think> and </think> to
+            `push_think`; text that spells them is then text. Otherwise it is those tokens.
           tools: what the request declares; other tools can't be called.
           tool_choice: what the request says of calling them; at will by default.
           request_id: makes the ids of the calls unique, and the same when it is parsed again.
         """
-        self._parser = DsmlParser(tools, tool_choice or ToolChoice(), request_id, thinking=thinking)
+        self._parser = DsmlParser(
+            tools,
+            tool_choice or ToolChoice(),
+            request_id,
+            thinking=thinking,
+            think_tokens=think_tokens,
+        )
         self._deltas: list[Delta] = []
         self._cut = False
 
     def push(self, text: str) -> Delta:
         """Takes the next text; returns what can be shown and called now."""
         return self._add(self._parser.push(text))
+
+    def push_think(self, *, end: bool) -> Delta:
+        """Takes the control token <think> or, if `end`, </think>; dropped if it means nothing."""
+        return self._add(self._parser.push_think(end=end))
 
     def finish(self, *, cut: bool) -> Delta:
         """Ends the response: returns what was held back.

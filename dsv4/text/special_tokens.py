@@ -47,9 +47,6 @@ OFFICIAL_IDS: dict[str, int] = {
 # them: the parsers of reasoning and tool calls read them as text.
 HIDDEN = frozenset({BOS, EOS, PAD, IMAGE})
 
-# Tokens that the parser of an answer reads; the other control tokens mean nothing in one.
-MARKUP = frozenset({THINK_BEGIN, THINK_END, DSML})
-
 
 def pattern(tokens: Iterable[str]) -> re.Pattern[str]:
     """Returns a pattern with one group that matches the leftmost, then longest of `tokens`."""

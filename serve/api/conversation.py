@@ -69,14 +69,14 @@ def read_conversation(text: str, tokenizer: Tokenizer, settings: ChatSettings) -
         effort=ReasoningEffort(settings.chat_effort),
     )
     try:
-        conversation = read_request(body, defaults)
-        ids = encode_chat(conversation, tokenizer, release=Release(settings.chat_release))
+        wanted = read_request(body, defaults)
+        ids = encode_chat(wanted.conversation, tokenizer, release=Release(settings.chat_release))
     except ConversationError as error:
         raise _invalid(error.path, str(error)) from error
     except ValueError as error:  # a control token that few conversations need
         raise Refused("FAILED_PRECONDITION", str(error)) from error
     thinking = ids[-1] == tokenizer.special_tokens[special_tokens.THINK_BEGIN]
-    return ChatPrompt(tuple(ids), ChatFormat(thinking, conversation.tools))
+    return ChatPrompt(tuple(ids), ChatFormat(thinking, wanted.tools, wanted.tool_choice))
 
 
 def _parse(text: str) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """How the answer of a chat is read: reasoning, content and tool calls, token after token.
 
-The parser of the markup works on text. It is given the names of the control tokens that are markup
-(`special_tokens.MARKUP`), and nothing of any other control token: none of those is ever shown. Stop
-strings are looked for in the content alone; what follows one is dropped, calls that are complete by
-then stay.
+The reasoning begins and ends with control tokens, never with text that spells them. The parser of
+tool calls works on text, in which the control token of their markup has its name. No other control
+token is ever shown. Stop strings are looked for in the content alone; what follows one is dropped,
+calls that are complete by then stay.
 """
 
 from __future__ import annotations
@@ -32,34 +32,47 @@ class ChatReader:
     def __init__(
         self, tokenizer: Tokenizer, chat: ChatFormat, stop: Sequence[str], request_id: str
     ) -> None:
-        names = tokenizer.special_tokens
-        self._silent = {names[name] for name in names if name not in special_tokens.MARKUP}
+        self._names = {index: name for name, index in tokenizer.special_tokens.items()}
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._parser = ResponseParser(
-            thinking=chat.thinking, tools=chat.tools, request_id=request_id
+            thinking=chat.thinking,
+            think_tokens=True,
+            tools=chat.tools,
+            tool_choice=chat.tool_choice,
+            request_id=request_id,
         )
         self._stop = StopMatcher(stop)
 
     def push(self, token: int) -> Piece:
-        if token in self._silent:
+        name = self._names.get(token)
+        if name in (special_tokens.THINK_BEGIN, special_tokens.THINK_END):
+            delta = _joined(
+                self._parser.push(self._detokenizer.flush()),
+                self._parser.push_think(end=name == special_tokens.THINK_END),
+            )
+        elif name is None or name == special_tokens.DSML:
+            delta = self._parser.push(self._detokenizer.push(token))
+        else:
             return Piece()
-        delta = self._parser.push(self._detokenizer.push(token))
         text, stop = self._stop.push(delta.content)
         return _piece(delta, text, stop)
 
     def finish(self, *, cut: bool) -> Piece:
-        rest = self._parser.push(self._detokenizer.flush())
-        last = self._parser.finish(cut=cut)
-        delta = Delta(
-            reasoning=rest.reasoning + last.reasoning,
-            tool_calls=rest.tool_calls + last.tool_calls,
-            problems=rest.problems + last.problems,
-        )
-        text, stop = self._stop.push(rest.content + last.content)
+        delta = _joined(self._parser.push(self._detokenizer.flush()), self._parser.finish(cut=cut))
+        text, stop = self._stop.push(delta.content)
         return _piece(delta, text + self._stop.flush(), stop)
 
     def stop_reason(self) -> FinishReason:
         return FinishReason(self._parser.response().finish_reason.value)
+
+
+def _joined(first: Delta, second: Delta) -> Delta:
+    return Delta(
+        reasoning=first.reasoning + second.reasoning,
+        content=first.content + second.content,
+        tool_calls=first.tool_calls + second.tool_calls,
+        problems=first.problems + second.problems,
+    )
 
 
 def _piece(delta: Delta, text: str, stop: str | None) -> Piece:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from disagg.errors import InvalidField
 from dsv4.text.chat.messages import Tool
+from dsv4.text.dsml.calls import ToolChoice
 from dsv4.text.dsml.events import Call, Problem
 
 MAX_STOP_STRINGS = 16
@@ -86,11 +87,13 @@ class ChatFormat:
 
     Attributes:
       thinking: the prompt ends within the reasoning.
-      tools: those the model was told of.
+      tools: those that may be called.
+      tool_choice: whether one of them must be called.
     """
 
     thinking: bool
     tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
 
 
 @dataclass(frozen=True)
