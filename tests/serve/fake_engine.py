@@ -26,6 +26,7 @@ from serve.engine.request import (
 
 VOCAB_SIZE = 384
 MAX_CONTEXT = 512
+EOS_ID = 1  # of the real vocabulary and of bytes
 
 
 @dataclass
@@ -51,7 +52,8 @@ class FakeEngine:
     health: dict[str, bool] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     script: tuple[int, ...] = ()
-    tokenizer: Tokenizer = field(default_factory=ByteTokenizer)
+    tokenizer: Tokenizer | None = field(default_factory=ByteTokenizer)
+    max_context: int = MAX_CONTEXT
     ready: bool = False
     draining: bool = False
 
@@ -80,7 +82,7 @@ class FakeEngine:
             raise PeerLost("engine: draining")
         if self.failure is not None:
             raise self.failure
-        request.validate(vocab_size=self._vocab_size, max_context=MAX_CONTEXT)
+        request.validate(vocab_size=self._vocab_size, max_context=self.max_context)
         if request.request_id in self.in_flight:
             raise AlreadyExists(f"request_id: {request.request_id} is in flight")
         self.in_flight.add(request.request_id)
@@ -96,11 +98,10 @@ class FakeEngine:
 
     @property
     def _vocab_size(self) -> int:
-        return max(VOCAB_SIZE, self.tokenizer.vocab_size)
+        return max(VOCAB_SIZE, self.tokenizer.vocab_size if self.tokenizer else 0)
 
     async def _play(self, request: Request) -> AsyncGenerator[Delta | Completion]:
-        limit = request.sampling.max_tokens
-        output = OutputStream(self.tokenizer, self.tokenizer.eos_id, request, limit)
+        output = OutputStream(self.tokenizer, EOS_ID, request, request.sampling.max_tokens)
         for token in self.script:
             if len(output.token_ids) == 1:
                 await self.gate.wait()
@@ -137,7 +138,7 @@ class FakeEngine:
             draining=self.draining,
             model_fingerprint="f" * 8,
             layout_digest="d" * 8,
-            max_context=MAX_CONTEXT,
+            max_context=self.max_context,
             vocab_size=self._vocab_size,
             pages_total=10,
             pages_used=len(self.in_flight),
