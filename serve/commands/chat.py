@@ -69,7 +69,7 @@ class ChatPrinter:
     """Prints an answer as it arrives; ends each part with a line break."""
 
     def __init__(self) -> None:
-        self._stream: TextIO | None = None  # that has an unfinished line
+        self._open: tuple[TextIO, bool] | None = None  # an unfinished line: its stream, dim or not
 
     def delta(self, delta: pb.ChatDelta) -> None:
         """A part of the answer."""
@@ -93,17 +93,17 @@ class ChatPrinter:
             print(f"error: {result.error.code}: {result.error.message}", file=sys.stderr)
 
     def _print(self, text: str, stream: TextIO, *, dim: bool = False) -> None:
-        if self._stream is not stream:
+        if self._open != (stream, dim):
             self._end_line()
+        self._open = (stream, dim)
         if dim and stream.isatty():
             text = f"{_DIM}{text}{_PLAIN}"
         print(text, end="", file=stream, flush=True)
-        self._stream = stream
 
     def _end_line(self) -> None:
-        if self._stream is not None:
-            print(file=self._stream, flush=True)
-        self._stream = None
+        if self._open is not None:
+            print(file=self._open[0], flush=True)
+        self._open = None
 
 
 async def _send(

@@ -20,6 +20,9 @@ class Rogue(pb_grpc.GenerateServicer, pb_grpc.EngineServicer):
     async def Generate(self, request, context):
         yield pb.GenerateResponse(delta=pb.Delta(token_ids=[1], text="a"))
 
+    async def Chat(self, request, context):
+        yield pb.ChatResponse(delta=pb.ChatDelta(token_ids=[1], content="a"))
+
     async def Profile(self, request, context):
         yield pb.ProfileChunk(path=self.path, data=b"x")
 
@@ -46,6 +49,34 @@ def test_a_stream_without_its_terminal_message_is_an_error_not_an_answer():
     result = asyncio.run(scenario())
     assert result.error is not None and "terminal" in result.error.message
     assert result.to_json()["error"]["code"] == "INTERNAL"
+
+
+def test_the_same_holds_for_a_chat_and_what_was_received_is_kept():
+    async def scenario():
+        async with rogue(Rogue()) as client:
+            return await client.chat({"messages": []}, Sampling())
+
+    result = asyncio.run(scenario())
+    assert result.error is not None and result.error.code == "INTERNAL"
+    assert (result.content, result.token_ids, result.complete) == ("a", (1,), None)
+
+
+@pytest.mark.parametrize(
+    ("conversation", "sampling", "word"),
+    [
+        ({"messages": {1, 2}}, Sampling(), "conversation"),
+        ({"messages": float("nan")}, Sampling(), "conversation"),
+        ("\ud800", Sampling(), "conversation"),
+        ({}, Sampling(seed=-1), "seed"),
+    ],
+)
+def test_what_does_not_fit_a_message_is_never_sent_and_named(conversation, sampling, word):
+    async def scenario():
+        async with rogue(Rogue()) as client:
+            return await client.chat(conversation, sampling)
+
+    error = asyncio.run(scenario()).error
+    assert error is not None and error.code == "INVALID_ARGUMENT" and word in error.message
 
 
 @pytest.mark.parametrize("path", ["../outside", "/etc/passwd", "a/../../b", ""])
