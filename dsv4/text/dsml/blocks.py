@@ -1,9 +1,10 @@
 """A block: consecutive tags, with the invokes they make up and the white space between them.
 
 A block is markup and never shown, unless it is a quotation; then all of it is text:
-- it begins in a code block, in inline code or behind a quotation mark, and the response does not
-  end with it (if it does, the code was never closed, and its calls are calls);
+- it begins in a code block, in inline code, in a block quote or behind a quotation mark, and the
+  response does not end with it (if it does, the code was never closed, and its calls are calls);
 - it stands within one line, with text on both sides;
+- it is one tag that begins something, with text before it in its line, and text follows;
 - it holds a call, in the reasoning, and the reasoning does not end with it: the model tries it out;
 - it begins with a tag without marker that no call with marker follows.
 """
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 
 from dsv4.text.dsml.events import Problem
 from dsv4.text.dsml.invokes import InvokeReader
-from dsv4.text.dsml.tags import Lexeme, raw_text
+from dsv4.text.dsml.tags import Lexeme, Shape, Tag, raw_text
 
 # A call, as tool and JSON text of the arguments, or the reason why there is none.
 Result = tuple[str, str] | Problem
@@ -25,11 +26,13 @@ class Block:
     Attributes:
       reasoning: it began in the reasoning.
       coded: it began in code, which has not ended since.
-      quoted: it began in code or behind a quotation mark.
-      inline: it has text before it in its line, and has not left that line.
+      quoted: it began in code, in a block quote or behind a quotation mark.
+      prose: it began with text before it in its line.
+      inline: the same, and it has not left that line.
       plain: it began with a tag without marker, which has yet to prove itself.
       sectioned: we are in a section.
       trial: it holds what a call is made of.
+      tags: how many it holds; 2 stands for more, and for one that ends something.
       held: it made calls in the reasoning, which ended behind it.
       reader: reads the invoke we are in.
       raw: what it consists of, as long as it may be a quotation; None afterwards.
@@ -40,21 +43,27 @@ class Block:
     reasoning: bool
     coded: bool
     quoted: bool
-    inline: bool
+    prose: bool
     plain: bool
     raw: list[Lexeme] | None
+    inline: bool = field(init=False)
     sectioned: bool = False
     trial: bool = False
+    tags: int = 0
     held: bool = False
     reader: InvokeReader | None = None
     results: list[Result] = field(default_factory=list)
     gap: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.inline = self.prose
+
     @property
     def certain(self) -> bool:
         """Whether it is markup whatever follows."""
         tried = self.held or (self.reasoning and self.trial)
-        return not (self.quoted or self.inline or self.plain or tried)
+        mentioned = self.inline or (self.prose and self.tags < 2)
+        return not (self.quoted or mentioned or self.plain or tried)
 
     @property
     def in_tags(self) -> bool:
@@ -69,6 +78,8 @@ class Block:
 
     def keep(self, lexeme: Lexeme) -> None:
         """Takes a lexeme into the block."""
+        if isinstance(lexeme, Tag):
+            self.tags += 2 if lexeme.shape is Shape.END else 1
         if self.raw is not None:
             self.raw.append(lexeme)
 

@@ -1,7 +1,8 @@
 """Reads one invoke, from its first tag to where it ends.
 
-A value is verbatim up to </｜DSML｜parameter>, whatever else it holds. Where that tag is missing or
-damaged, the tags behind the value say whether it is over, see `_value_is_over`.
+A value is verbatim up to </｜DSML｜parameter>, whatever else it holds, and beyond that tag where it
+belongs to a whole call that the value quotes. Where the tag is missing or damaged, the tags behind
+the value say whether it is over, see `_value_is_over`.
 """
 
 import enum
@@ -49,9 +50,11 @@ class InvokeReader:
         self._last_solid = ""  # the last character that is not white space
         self._run: list[Tag] = []  # the first tags since the last text that is not white space
         self._run_start = 0
+        self._last_tag: Tag | None = None  # the last of them, if it is marked
         self._run_starts_line: list[bool] = []
         self._nested = False  # it has quoted the beginning of a section or an invoke
         self._run_nested = False  # the same, before the run
+        self._quoting = False  # we are in a call that it quotes
 
     def feed(self, lexeme: Lexeme) -> Outcome | None:
         """Takes the next lexeme; returns the outcome if the invoke ends with or before it."""
@@ -132,13 +135,13 @@ class InvokeReader:
     def _feed_value(self, lexeme: Lexeme) -> Outcome | None:
         if isinstance(lexeme, str):
             if not lexeme.isspace():
-                self._run = []
+                self._run, self._last_tag = [], None
             self._parts.append(lexeme)
             _, line_break, line = lexeme.rpartition("\n")
             blank = not line or line.isspace()
             self._line_blank = blank and (self._line_blank or bool(line_break))
             return None
-        if lexeme.marked and lexeme.ends(Element.PARAMETER):
+        if lexeme.marked and lexeme.ends(Element.PARAMETER) and not self._quoting:
             return self._close_value(len(self._parts), [])
         if not self._run:
             self._run_start = len(self._parts)
@@ -154,9 +157,24 @@ class InvokeReader:
             if self._begins_anew():
                 self._flaw("no end")
                 return Outcome(Ending.ABANDONED, self.invoke, self._parts)
-        opens = lexeme.begins(Element.INVOKE) or lexeme.begins(Element.SECTION)
-        self._nested = self._nested or (lexeme.marked and opens)
+        self._follow_quotation(lexeme)
         return None
+
+    def _follow_quotation(self, tag: Tag) -> None:
+        """Takes note of a tag that is part of a value.
+
+        A parameter right behind the beginning of an invoke begins the quotation of a whole call,
+        which ends with that invoke.
+        """
+        last, self._last_tag = self._last_tag, tag if tag.marked else None
+        if not tag.marked:
+            return
+        if tag.begins(Element.INVOKE) or tag.begins(Element.SECTION):
+            self._nested = True
+        elif tag.ends(Element.INVOKE):
+            self._quoting = False
+        elif tag.begins(Element.PARAMETER) and last is not None and last.begins(Element.INVOKE):
+            self._quoting = True
 
     def _value_is_over(self, *, at_end: bool) -> bool:
         """Whether the run of tags that the value ends with shows that its own end is missing.
@@ -165,11 +183,14 @@ class InvokeReader:
         - a parameter that the tool has and the call does not have yet,
         - the end of the invoke, and what shows that it is no quotation,
         - an end of the value without marker or with another name, followed by one of these, or by
-          any other parameter that the call does not have yet.
+          any other parameter that the call does not have yet,
+        - at the end of the response, ends that were taken for a quotation's.
         """
         run, starts_line = self._run, self._run_starts_line
-        if not run or not all(starts_line[1:]):
+        if not run or self._quoting or not all(starts_line[1:]):
             return False
+        if at_end and run[0].ends(Element.PARAMETER) and run[0].marked:
+            return len(run) > 1 and run[1].ends(Element.INVOKE)
         if _is_damaged_end(run[0]):
             run = run[1:]
             if run and run[0].marked and run[0].begins(Element.PARAMETER):
@@ -191,9 +212,12 @@ class InvokeReader:
             return False
         if len(run) == 1:
             return at_end
+        plain = self._open is not None and not self._open.marked
+        if not run[1].marked and not plain:
+            return False
         if run[1].ends(Element.SECTION):
-            return run[1].marked
-        begins = len(run) > 2 and run[1].marked and run[1].begins(Element.INVOKE)
+            return True
+        begins = len(run) > 2 and run[1].begins(Element.INVOKE)
         return begins and self._calls.declares(run[1].name, run[2].name)
 
     def _is_next_parameter(self, tag: Tag) -> bool:
@@ -212,7 +236,7 @@ class InvokeReader:
     def _close_value(self, length: int, rest: list[Lexeme]) -> Outcome | None:
         """The value is the first `length` parts; `rest` is read as tags."""
         value = "".join(map(raw_text, self._parts[:length]))
-        if rest and _is_damaged_end(self._run[0]):
+        if rest and _is_end(self._run[0]):
             del rest[0]
         elif rest:
             value = _LAST_LINE_BREAK.sub("", value)
@@ -239,7 +263,8 @@ class InvokeReader:
 
     def _start_parts(self) -> None:
         self._parts, self._line_blank, self._last_solid = [], True, ""
-        self._run, self._nested = [], False
+        self._run, self._last_tag = [], None
+        self._nested = self._quoting = False
 
     def _flaw(self, flaw: str) -> None:
         self.invoke.flaw = self.invoke.flaw or flaw
@@ -252,3 +277,8 @@ def _is_prose(tag: Tag) -> bool:
 def _is_damaged_end(tag: Tag) -> bool:
     """Whether this can be the end of a value: its marker or its name is missing or misspelt."""
     return tag.ends(Element.UNKNOWN if tag.marked else Element.PARAMETER)
+
+
+def _is_end(tag: Tag) -> bool:
+    """Whether this is the end of a value, damaged or not."""
+    return tag.ends(Element.PARAMETER) or _is_damaged_end(tag)

@@ -171,8 +171,8 @@ class DsmlParser:
         block = self._block = Block(
             reasoning=self._reasoning.active,
             coded=coded,
-            quoted=coded or self._code.after_quote_mark,
-            inline=not self._code.line_blank,
+            quoted=coded or self._code.in_block_quote or self._code.after_quote_mark,
+            prose=not self._code.line_blank,
             plain=plain,
             raw=[self._take_tail()],
         )
@@ -335,7 +335,7 @@ class DsmlParser:
             self._reject(block)
         elif block.made_calls:
             block.held = True
-            block.coded = block.quoted = block.inline = block.sectioned = False
+            block.coded = block.quoted = block.prose = block.inline = block.sectioned = False
             block.gap.clear()
         else:
             self._commit(block)

@@ -26,6 +26,7 @@ class CodeTracker:
         self._run_at_line_start = False
         self._prefix = True  # nothing in the line that forbids a fence
         self._end = ""  # the last two characters
+        self.in_block_quote = False  # the line begins with ">"
         self.line_blank = True
 
     @property
@@ -72,6 +73,8 @@ class CodeTracker:
                 self._end_line()
             else:
                 blank = piece.isspace()
+                if self.line_blank and not blank:
+                    self.in_block_quote = piece.lstrip()[0] == ">"
                 self._closing = self._closing and blank
                 self.line_blank = self.line_blank and blank
                 self._prefix = self._prefix and _FENCE_PREFIX.fullmatch(piece) is not None
@@ -93,6 +96,7 @@ class CodeTracker:
             self._span = 0
         self._fence_line = False
         self.line_blank = self._prefix = True
+        self.in_block_quote = False
 
     def _end_run(self) -> None:
         (character, length), self._run = self._run, _NO_RUN

@@ -92,7 +92,8 @@ def test_what_may_be_no_call_needs_all_that_the_tool_requires() -> None:
     assert read(partial) == ("write", '{"path": "/a"}')
     problem = read(partial, certain=False)
     assert isinstance(problem, Problem) and "content" in problem.detail
-    assert read(parameters("write", path="1", content="2"), certain=False)[0] == "write"
+    whole = parameters("write", path="1", content="2")
+    assert read(whole, certain=False) == ("write", '{"path": "1", "content": "2"}')
 
 
 @pytest.mark.parametrize("schema", [{"required": 5}, {"required": [5]}, {"properties": []}, {}])

@@ -123,6 +123,8 @@ def test_what_may_be_markup_is_held_only_until_it_is_not() -> None:
         "`</think>` and `<think>`",
         f"```\n{SECTION_BEGIN}",
         f"a ` b {SECTION_BEGIN} c",
+        f"1. Open: {SECTION_BEGIN}\n2. Then: <{D}invoke name='bash'>\n3. Close.",
+        "\n".join(f"> {line}" for line in BLOCK.strip().splitlines()) + "\nis a call.",
     ],
 )
 def test_a_quotation_is_text_and_no_call(text: str) -> None:
@@ -155,6 +157,22 @@ def test_behind_code_that_has_ended_a_call_need_not_be_the_end() -> None:
     response = parse_every_way(f"```\na\n```{BLOCK}\nDone with `x`.")
     assert calls(response) == [PARIS_CALL]
     assert response.content == "```\na\n```\nDone with `x`."
+
+
+def test_a_call_that_is_glued_to_prose_is_a_call() -> None:
+    for text in (f"I look.{BLOCK.lstrip()}", f"I look.{PARIS}", f"I look.{PARIS} \n"):
+        assert calls(parse_every_way(text)) == [PARIS_CALL]
+        response = parse_every_way(text + "\nDone.")
+        assert calls(response) == [PARIS_CALL]
+        assert MARKED.search(response.content) is None
+
+
+def test_tags_alone_are_not_shown_unless_in_prose() -> None:
+    for tag in (SECTION_BEGIN, SECTION_END, INVOKE_END, PARAMETER_END, f"<{D}invoke name='bash'>"):
+        for before, behind in (("", ""), ("", "a"), ("a\n", "\nb"), ("a", ""), ("a", "\n")):
+            response = parse_every_way(before + tag + behind)
+            assert MARKED.search(response.content) is None
+            assert response.content.replace("\n", "") == (before + behind).replace("\n", "")
 
 
 def test_a_quotation_does_not_hide_the_call_behind_it() -> None:
@@ -202,6 +220,9 @@ def test_a_mention_does_not_hide_the_call_behind_it() -> None:
         "日本語 🙂 \u2028 \x07 \ud800",
         "<" * 50,
         "x" * 5000,
+        f"# Calls\n{BLOCK}\nand so on",
+        f"{section(PARIS, invoke('write', parameter('path', 'a'), parameter('content', 'b')))}.",
+        f"[{PARIS}]",
     ],
 )
 def test_a_value_of_text_is_what_stands_there(value: str) -> None:
@@ -242,6 +263,25 @@ def test_what_cannot_be_read_is_no_call_and_no_markup_is_shown(text: str, flaw: 
         assert MARKED.search(response.content) is None
         assert response.content.startswith("So.")
         assert response.finish_reason == ("length" if cut else "stop")
+
+
+def test_what_the_official_parser_takes_for_a_value_is_one_at_the_end_at_least() -> None:
+    value = f'Write <{D}invoke name="x">\n<{D}parameter name="y" string="true">first'
+    response = parse_every_way(section(WRITE % value))
+    assert calls(response) == [("write", {"path": "/a", "content": value})]
+    assert calls(parse_every_way(section(WRITE % value), cut=True)) == []
+
+
+def test_a_call_quoted_in_a_value_is_never_made() -> None:
+    for lost in ("", PARAMETER_END, INVOKE_END):
+        text = section(WRITE % f"x\n{BLOCK}\ny").replace(lost, "", 2)
+        assert "get_weather" not in [name for name, _ in calls(parse_every_way(text))]
+
+
+def test_parameters_without_any_marker_are_read() -> None:
+    text = section(WRITE % "b", BASH).replace(f"<{D}p", "<p").replace(f"</{D}p", "</p")
+    text = text.replace(f"<{D}i", "<i").replace(f"</{D}i", "</i")
+    assert calls(parse_every_way(text)) == [("write", {"path": "/a", "content": "b"}), BASH_CALL]
 
 
 def test_an_explicitly_empty_invoke_calls_without_arguments() -> None:
