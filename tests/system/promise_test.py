@@ -1,13 +1,14 @@
 """The promise, with real processes over real NIXL: same tokens disaggregated among 80 as alone."""
 
+import asyncio
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from serve.client import Sampling
-from serve.results import Result
+from serve.client import Client, Sampling
+from serve.results import ChatResult, Result
 from tests.system.servers import Fleet, assert_at_baseline, generate_all, greedy
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
@@ -74,7 +75,7 @@ def test_80_concurrent_requests_five_times_over(fleet, flags):
     compare(fleet, flags, rounds=5, longest=1500)
 
 
-def test_sampled_tokens_are_the_same_as_in_one_process(fleet):
+def test_sampled_tokens_and_a_chat_are_the_same_as_in_one_process(fleet):
     _, decode = fleet.pair()
     control = fleet.serve("local")
     prompts, _ = workload(99, 400)
@@ -89,6 +90,20 @@ def test_sampled_tokens_are_the_same_as_in_one_process(fleet):
     alone = generate_all(control.target, prompts, sampling, concurrency=1)
     assert tokens(together) == tokens(alone)
     assert len({r.token_ids for r in together}) == len(prompts)
+    split, whole = chat(decode.target), chat(control.target)
+    assert split.error is None and split.complete is not None
+    assert split.complete.transfer.fence_rows_acknowledged > 0
+    assert split.token_ids == whole.token_ids and len(split.token_ids) == 30
+    assert split.message() == whole.message()
+
+
+def chat(address: str) -> ChatResult:
+    async def run() -> ChatResult:
+        async with Client(address) as client:
+            said = [{"role": "user", "content": "Who are you?"}]
+            return await client.chat({"messages": said}, greedy(30))
+
+    return asyncio.run(run())
 
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "flash-tiny-bf16"

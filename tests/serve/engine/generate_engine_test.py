@@ -8,8 +8,9 @@ import pytest
 
 from disagg.errors import DisaggError
 from serve.engine.generate_engine import GenerateEngine
+from serve.engine.output import OutputStream
 from serve.engine.prefiller import LocalPrefiller
-from serve.engine.request import Completion, FinishReason, Request, SamplingParams
+from serve.engine.request import Completion, Delta, FinishReason, Request, SamplingParams
 from tests.serve.engine.fake_runner import FakeRunner, loader, next_token
 
 
@@ -309,7 +310,30 @@ def test_an_accepted_draft_whose_row_is_not_finite_fails_after_its_token():
             tokens = []
             with pytest.raises(DisaggError, match="not finite at decode of position 6"):
                 async for event in engine.generate(request("a", max_tokens=20)):
+                    assert isinstance(event, Delta)
                     tokens += event.token_ids
             assert tokens == expected((5, 6, 7), 4)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("failing_push", [1, 4], ids=["first token", "later token"])
+def test_an_output_that_cannot_be_read_fails_its_request_and_no_other(monkeypatch, failing_push):
+    push = OutputStream.push
+
+    def fail_a(output: OutputStream, token: int):
+        if output.remaining == 19 - failing_push + 1:
+            raise RecursionError("a parser's bug")
+        return push(output, token)
+
+    monkeypatch.setattr(OutputStream, "push", fail_a)
+
+    async def run():
+        async with running(FakeRunner()) as engine:
+            other = asyncio.create_task(collect(engine, request("b", max_tokens=6)))
+            assert await code_of(engine, request("a", max_tokens=19)) == "INTERNAL"
+            assert len((await other)[0]) == 6
+            assert (await collect(engine, request("c")))[1].usage.completion_tokens == 6
+            assert engine.status().requests_failed == 1 and engine.status().ready
 
     asyncio.run(run())
