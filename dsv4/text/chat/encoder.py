@@ -15,7 +15,7 @@ format has no escape. It cannot contain a control token, see `dsv4.text.chat.pro
 import json
 
 from dsv4.text import special_tokens
-from dsv4.text.chat import fields, turns, wire
+from dsv4.text.chat import turns, wire
 from dsv4.text.chat.fields import ConversationError
 from dsv4.text.chat.messages import (
     Conversation,
@@ -96,7 +96,7 @@ def _write_turn(writer: PromptWriter, turn: Turn, *, reasoning_shown: bool) -> N
             writer.control(special_tokens.LATEST_REMINDER)
             writer.plain(turn.message.content)
         case Role.ASSISTANT:
-            _write_answer(writer, turn, reasoning_shown=reasoning_shown)
+            _write_answer(writer, turn.message, reasoning_shown=reasoning_shown)
         case _:
             writer.control(special_tokens.USER)
             for index, message in enumerate(turn.messages):
@@ -123,8 +123,7 @@ def _tool_schema(tool: Tool) -> str:
     return json.dumps(tool.raw, ensure_ascii=False)
 
 
-def _write_answer(writer: PromptWriter, turn: Turn, *, reasoning_shown: bool) -> None:
-    message = turn.message
+def _write_answer(writer: PromptWriter, message: Message, *, reasoning_shown: bool) -> None:
     if reasoning_shown:
         writer.plain(message.reasoning)
         writer.control(special_tokens.THINK_END)
@@ -133,25 +132,23 @@ def _write_answer(writer: PromptWriter, turn: Turn, *, reasoning_shown: bool) ->
         writer.markup(wire.SEPARATOR + wire.CALLS_BEGIN)
         for index, call in enumerate(message.tool_calls):
             writer.markup("\n" if index else "")
-            path = f"messages[{turn.index}].tool_calls[{index}].function"
-            _write_call(writer, call, path)
+            _write_call(writer, call)
         writer.markup(wire.CALLS_END)
     if not message.prefix:
         writer.control(special_tokens.EOS)
 
 
-def _write_call(writer: PromptWriter, call: ToolCall, path: str) -> None:
+def _write_call(writer: PromptWriter, call: ToolCall) -> None:
     writer.markup(wire.INVOKE_BEGIN)
     writer.plain(call.name)
     writer.markup(wire.INVOKE_NAMED)
     for index, (name, value) in enumerate(_arguments(call).items()):
         writer.markup(("\n" if index else "") + wire.PARAMETER_BEGIN)
-        writer.plain(fields.read_text(name, f"{path}.arguments"))
+        writer.plain(name)
         writer.markup(
             wire.PARAMETER_NAMED_STRING if isinstance(value, str) else wire.PARAMETER_NAMED_JSON
         )
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        writer.plain(fields.read_text(text, f"{path}.arguments"))
+        writer.plain(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
         writer.markup(wire.PARAMETER_END)
     writer.markup(wire.INVOKE_END)
 

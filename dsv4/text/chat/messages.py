@@ -17,6 +17,7 @@ from dsv4.text.chat.fields import MISSING, ConversationError
 
 # What stands unescaped between the quotes of name="..." in a tool call.
 _NAME = re.compile(r'[^"<>\x00-\x1f\x7f]+')
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _NAME_EXPECTED = 'a non-empty name without ", <, > and control characters'
 
 
@@ -89,7 +90,7 @@ class ToolCall:
         elif not isinstance(arguments, str):
             expected = "JSON text or an object"
             raise ConversationError(f"{path}.function.arguments", arguments, expected)
-        fields.read_text(arguments, f"{path}.function.arguments")
+        _check_arguments(arguments, f"{path}.function.arguments")
         return cls(fields.read_optional_text(call, "id", path), name, arguments)
 
 
@@ -307,6 +308,18 @@ def _read_name(parent: Mapping[str, Any], path: str) -> str:
     if _NAME.fullmatch(name) is None:
         raise ConversationError(f"{path}.name", name, _NAME_EXPECTED)
     return name
+
+
+def _check_arguments(text: str, path: str) -> None:
+    """Refuses lone surrogates, also as the escapes of JSON."""
+    fields.read_text(text, path)
+    if _SURROGATE_ESCAPE.search(text) is None:
+        return
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        return  # no JSON: a backslash is a backslash
+    fields.read_text(json.dumps(arguments, ensure_ascii=False), path)
 
 
 def _dump(value: Mapping[str, Any], path: str) -> str:

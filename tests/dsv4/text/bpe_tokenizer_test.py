@@ -77,11 +77,15 @@ def test_known_markup_encodes_to_the_ids_of_the_reference(real):
     assert real.encode("\n\n") == [271]
 
 
+@pytest.fixture(scope="module")
+def library(real):
+    return tokenizers.Tokenizer.from_file(real.source)
+
+
 @pytest.mark.parametrize("text", SAMPLES)
-def test_samples_survive_and_agree_with_the_library(real, text):
+def test_samples_survive_and_agree_with_the_library(real, library, text):
     assert real.decode(real.encode(text)) == text
     assert real.decode(real.encode(text, allow_special=True)) == text
-    library = tokenizers.Tokenizer.from_file(real.source)
     ids = library.encode(text, add_special_tokens=False).ids
     assert real.encode(text, allow_special=True) == ids
     assert library.decode(ids, skip_special_tokens=False) == real.decode(ids)

@@ -243,12 +243,6 @@ def test_arguments_given_as_an_object_are_written_like_their_json_text():
     assert 'name="b" string="false">[1, "ü"]<' in prompt(user("a"), given[0])
 
 
-def test_an_escaped_lone_surrogate_in_arguments_is_refused_by_path():
-    calls = [call("1", "f", "{}"), call("2", "f", '{"a": "\\ud800"}')]
-    with pytest.raises(ConversationError, match=r"messages\[1\]\.tool_calls\[1\]\.function\.arg"):
-        prompt(user("a"), assistant(tool_calls=calls))
-
-
 def test_a_prefix_is_left_open():
     assert prompt(user("a"), assistant("Once", prefix=True), mode="chat") == (
         f"{BOS}{U}a{A}</think>Once"

@@ -80,6 +80,22 @@ def test_arguments_given_as_an_object_become_their_json_text(arguments):
     assert json.loads(call.arguments) == arguments
 
 
+@pytest.mark.parametrize(
+    "arguments", ['{"a": "\\ud800"}', '{"\\uDFFF": 1}', {"a": ["\udc00"]}, "\udc00"]
+)
+def test_a_lone_surrogate_in_arguments_is_refused_by_path(arguments):
+    made = [{"function": {"name": "f"}}, {"function": {"name": "f", "arguments": arguments}}]
+    with pytest.raises(ConversationError, match="surrogate") as caught:
+        read_messages([{"role": "user"}, {"role": "assistant", "tool_calls": made}])
+    assert caught.value.path == "messages[1].tool_calls[1].function.arguments"
+
+
+@pytest.mark.parametrize("arguments", ['{"a": "\\ud83d\\ude00"}', '{"a": "\\ud800', '"\\\\ud800"'])
+def test_whole_pairs_and_text_that_only_looks_like_a_surrogate_pass(arguments):
+    (call,) = read_tool_calls([{"function": {"name": "f", "arguments": arguments}}])
+    assert call.arguments == arguments
+
+
 def test_a_tool_keeps_its_function_as_given():
     function = {"strict": True, "name": "f", "parameters": {"type": "object"}, "x": "ü"}
     (tool,) = read_tools([{"type": "function", "function": function}])
