@@ -15,10 +15,10 @@ from tests.dsv4 import hlo
 def loaded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model") / "tiny"
     build_tiny_checkpoint(folder)
-    return load_model(folder, compute_dtype="float32")
+    return load_model(folder, compute_dtype="float32", mtp=True)
 
 
-def build(loaded, index_k_format, **changes) -> Runner:
+def build(loaded, index_k_format, *, draft_tokens=0, **changes) -> Runner:
     config, model = loaded
     sizes = {
         "num_pages": 40,
@@ -27,9 +27,8 @@ def build(loaded, index_k_format, **changes) -> Runner:
         "decode_rows": 4,
         "buckets": page_buckets(page_tokens=256, max_context=1024),
     }
-    return Runner(
-        config, model, cache_spec(config, index_k_format=index_k_format), **sizes | changes
-    )
+    spec = cache_spec(config, index_k_format=index_k_format, draft_tokens=draft_tokens)
+    return Runner(config, model, spec, **sizes | changes)
 
 
 @pytest.fixture(scope="module", params=["bf16", "fp8"])
@@ -88,9 +87,9 @@ def test_poison_outside_a_requests_own_memory_changes_nothing(runner):
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("index_k_format", ["bf16", "fp8"])
-def test_every_step_updates_its_pools_in_place(loaded, index_k_format):
-    big = build(loaded, index_k_format, num_pages=2003, num_slots=1009)
+@pytest.mark.parametrize(("index_k_format", "draft_tokens"), [("bf16", 1), ("fp8", 0)])
+def test_every_step_updates_its_pools_in_place(loaded, index_k_format, draft_tokens):
+    big = build(loaded, index_k_format, draft_tokens=draft_tokens, num_pages=2003, num_slots=1009)
     for name, lowered in big.lowered_steps(8).items():
         compiled = lowered.compile()
         if name.startswith("export"):  # reads the pools and hands on copies of a few units
