@@ -6,10 +6,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from disagg.layout import LayoutTable
 from dsv4.cache import cache_spec
 from dsv4.checkpoint.load import load_model
 from dsv4.text.byte_tokenizer import ByteTokenizer
+from serve.binding import layout_table
 from serve.engine.generate_engine import GenerateEngine
 from serve.engine.loaded import LoadedModel
 from serve.engine.prefiller import LocalPrefiller
@@ -27,7 +27,7 @@ LENGTHS = (1, 2, 5, 60, 127, 128, 129, 200, 256, 300)
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model") / "predictable"
-    build_predictable_checkpoint(folder, config=CONFIG)
+    build_predictable_checkpoint(folder, config=CONFIG, layer_share=1.0)
     return load_model(folder, compute_dtype="float32", mtp=True)
 
 
@@ -84,7 +84,7 @@ def answers(runner: Runner, wanted: list[Request]):
             tokenizer=ByteTokenizer(),
             fingerprint="f",
             compute_dtype="float32",
-            layout=LayoutTable((), 128),
+            layout=layout_table(runner.spec, num_pages=60, num_slots=13),
             max_context=1024,
             warm_up=lambda: None,
         )
@@ -116,7 +116,7 @@ def test_drafts_change_no_token_and_no_end(plain, drafting_runner):
     found, status = answers(drafting_runner, requests())
     assert found == wanted
     assert len({end for _, _, end, _ in wanted}) == 2
-    assert 0.4 * status.drafts_proposed < status.drafts_accepted < 0.95 * status.drafts_proposed
+    assert 0.2 * status.drafts_proposed < status.drafts_accepted < 0.8 * status.drafts_proposed
     assert status.drafts_accepted > 50
     assert plain.moved_buffers() == drafting_runner.moved_buffers() == []
 
