@@ -63,7 +63,8 @@ class ChatReader:
         return _piece(delta, text + self._stop.flush(), stop)
 
     def stop_reason(self) -> FinishReason:
-        return FinishReason(self._parser.response().finish_reason.value)
+        made = self._parser.response().tool_calls
+        return FinishReason.TOOL_CALLS if made else FinishReason.STOP
 
 
 def _joined(first: Delta, second: Delta) -> Delta:

@@ -39,7 +39,7 @@ class TokenReader(Protocol):
         ...
 
     def stop_reason(self) -> FinishReason:
-        """Why an answer that was not cut has ended."""
+        """Why an answer has ended that the model or a stop string ended."""
         ...
 
 

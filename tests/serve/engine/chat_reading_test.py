@@ -20,8 +20,10 @@ CALL = (
 )
 
 
-def reader(*, thinking: bool = False, stop: tuple[str, ...] = (), **more) -> ChatReader:
-    return ChatReader(TOKENIZER, ChatFormat(thinking, (WEATHER,), **more), stop, "id")
+def reader(
+    *, thinking: bool = False, stop: tuple[str, ...] = (), request_id: str = "id", **more
+) -> ChatReader:
+    return ChatReader(TOKENIZER, ChatFormat(thinking, (WEATHER,), **more), stop, request_id)
 
 
 def tokens(text: str) -> list[int]:
@@ -55,6 +57,14 @@ def test_reasoning_content_and_calls_come_apart():
     assert (made.index, made.call.name) == (0, "weather")
     assert json.loads(made.call.arguments) == {"city": "Paris"}
     assert chat.stop_reason() is FinishReason.TOOL_CALLS
+
+
+def test_the_ids_of_calls_are_those_of_their_request():
+    ids = [
+        [made.call.id for made in read(reader(request_id=name), tokens(CALL * 2)).tool_calls]
+        for name in ("a", "a", "b")
+    ]
+    assert ids[0] == ids[1] and len({*ids[0], *ids[2]}) == 4
 
 
 def test_text_that_spells_the_end_of_reasoning_is_text_and_the_token_is_not():

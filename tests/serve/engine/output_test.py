@@ -4,6 +4,7 @@ import pytest
 
 from disagg.errors import DisaggError
 from dsv4.text import ByteTokenizer, Tokenizer
+from dsv4.text.chat.messages import Tool
 from serve.engine.output import Finish, OutputStream
 from serve.engine.request import ChatFormat, FinishReason, Request, SamplingParams
 
@@ -64,6 +65,28 @@ def test_the_text_held_back_by_a_chat_is_shown_at_its_end(chat):
     held = "a <｜DS"  # might have become markup
     assert play(held, limit=len(held.encode()), chat=chat)[0] == held
     assert play(f"{held}{EOS}", chat=chat)[0] == held
+
+
+def test_a_stop_string_in_what_was_held_back_to_the_end_is_what_ended_the_answer():
+    chat = ChatFormat(thinking=False)
+    finish = Finish(FinishReason.STOP, "<｜D")
+    held = len("a <｜DS".encode())
+    assert play(f"a <｜DS{EOS}", chat=chat, stop=("<｜D",)) == ("a ", held + 1, finish)
+    assert play("a <｜DS", limit=held, chat=chat, stop=("<｜D",)) == ("a ", held, finish)
+
+
+@pytest.mark.parametrize(("limit", "calls"), [(99, 1), (0, 0)], ids=["end", "limit"])
+def test_what_the_model_left_open_is_a_call_and_what_the_limit_cut_is_none(limit, calls):
+    tool = Tool("f", "", {"properties": {"a": {"type": "string"}}}, {"name": "f"})
+    text = (
+        '<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" string="true">b\n</｜DSML｜invoke>'
+    )
+    ids = TOKENIZER.encode(text, allow_special=True)
+    request = Request("id", (1,), SamplingParams(), chat=ChatFormat(False, (tool,)))
+    output = OutputStream(TOKENIZER, TOKENIZER.eos_id, request, len(ids) + limit)
+    deltas = [output.push(token)[0] for token in [*ids, TOKENIZER.eos_id][: output.remaining]]
+    assert sum(len(delta.tool_calls) for delta in deltas) == calls
+    assert sum(len(delta.problems) for delta in deltas) == 1 - calls
 
 
 def test_without_a_tokenizer_there_is_no_text_and_no_chat():
