@@ -87,6 +87,11 @@ class CallReader:
         found = self.declared(tool)
         return found is not None and parameter in _properties(found)
 
+    def takes(self, tool: str | None, parameter: str | None) -> bool:
+        """Returns whether a tool may have a parameter: it has it, or does not say what it has."""
+        found = self.declared(tool)
+        return found is None or not _properties(found) or parameter in _properties(found)
+
     def read(self, invoke: Invoke, *, certain: bool) -> tuple[str, str] | Problem:
         """Returns the tool's name and the arguments' JSON text.
 

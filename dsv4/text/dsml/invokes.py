@@ -173,8 +173,9 @@ class InvokeReader:
             self._nested = True
         elif tag.ends(Element.INVOKE):
             self._quoting = False
-        elif tag.begins(Element.PARAMETER) and last is not None and last.begins(Element.INVOKE):
-            self._quoting = True
+        elif tag.begins(Element.PARAMETER) and last is not None:
+            in_call = last.begins(Element.INVOKE) and last.shape is Shape.BEGIN
+            self._quoting = self._quoting or in_call
 
     def _value_is_over(self, *, at_end: bool) -> bool:
         """Whether the run of tags that the value ends with shows that its own end is missing.
@@ -183,7 +184,7 @@ class InvokeReader:
         - a parameter that the tool has and the call does not have yet,
         - the end of the invoke, and what shows that it is no quotation,
         - an end of the value without marker or with another name, followed by one of these, or by
-          any other parameter that the call does not have yet,
+          a parameter that the call does not have yet and the tool may have,
         - at the end of the response, ends that were taken for a quotation's.
         """
         run, starts_line = self._run, self._run_starts_line
@@ -191,22 +192,26 @@ class InvokeReader:
             return False
         if at_end and run[0].ends(Element.PARAMETER) and run[0].marked:
             return len(run) > 1 and run[1].ends(Element.INVOKE)
-        if _is_damaged_end(run[0]):
+        damaged = _is_damaged_end(run[0])
+        if damaged:
             run = run[1:]
             if run and run[0].marked and run[0].begins(Element.PARAMETER):
-                return run[0].name not in self._given and not run[0].broken
+                takes = self._calls.takes(self.invoke.name, run[0].name)
+                return takes and run[0].name not in self._given and not run[0].broken
         elif not run[0].marked or not starts_line[0]:
             return False
         if not run:
             return False
-        return self._is_next_parameter(run[0]) or self._ends_invoke(run, at_end=at_end)
+        if self._is_next_parameter(run[0]):
+            return True
+        return self._ends_invoke(run, at_end=at_end, damaged=damaged)
 
-    def _ends_invoke(self, run: list[Tag], *, at_end: bool) -> bool:
+    def _ends_invoke(self, run: list[Tag], *, at_end: bool, damaged: bool) -> bool:
         """Whether a run begins with the end of this invoke.
 
-        Behind that follows the end of the section, another call of a declared tool with one of its
-        parameters, or the end of the response. If the value has quoted a beginning, the end may
-        belong to that.
+        Behind that follows another call of a declared tool with one of its parameters, or the end
+        of the section, with which the response has to end unless a `damaged` end of the value
+        stands before it. If the value has quoted a beginning, the end may belong to that.
         """
         if self._run_nested or not run[0].ends(Element.INVOKE):
             return False
@@ -216,7 +221,7 @@ class InvokeReader:
         if not run[1].marked and not plain:
             return False
         if run[1].ends(Element.SECTION):
-            return True
+            return at_end or damaged
         begins = len(run) > 2 and run[1].begins(Element.INVOKE)
         return begins and self._calls.declares(run[1].name, run[2].name)
 
@@ -262,7 +267,7 @@ class InvokeReader:
             self.invoke.parameters.append(Parameter(tag.name or "", tag.string, value))
 
     def _start_parts(self) -> None:
-        self._parts, self._line_blank, self._last_solid = [], True, ""
+        self._parts, self._line_blank, self._last_solid = [], False, ""
         self._run, self._last_tag = [], None
         self._nested = self._quoting = False
 
