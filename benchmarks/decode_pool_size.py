@@ -21,7 +21,8 @@ from dsv4.cache import cache_spec
 from dsv4.checkpoint.load import load_model
 from dsv4.tiny import build_tiny_checkpoint
 from serve.engine.buckets import page_buckets
-from serve.engine.runner import DecodeRow, RowSampling, Runner
+from serve.engine.rows import GREEDY, DecodeRow
+from serve.engine.runner import Runner
 
 CONTEXT_TOKENS = 1000
 
@@ -43,7 +44,6 @@ def build_runner(folder: Path, num_pages: int, index_k_format: str) -> Runner:
 
 def decode_rows(runner: Runner) -> list[DecodeRow]:
     """A full step: every row 1000 tokens long, pages spread over the whole pool."""
-    greedy = RowSampling(0.0, 0, 1.0, 0)
     stride = (runner.num_pages - 1) // (4 * runner.decode_rows)
     return [
         DecodeRow(
@@ -51,7 +51,7 @@ def decode_rows(runner: Runner) -> list[DecodeRow]:
             position=CONTEXT_TOKENS,
             pages=tuple(1 + (4 * i + j) * stride for j in range(4)),
             slot=1 + i,
-            sampling=greedy,
+            sampling=GREEDY,
         )
         for i in range(runner.decode_rows)
     ]

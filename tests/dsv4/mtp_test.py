@@ -45,13 +45,13 @@ def close(found, wanted):
 def test_prefill_in_chunks_then_decode_are_the_equations(setting):
     model, streams, following, wanted = setting
     spec = cache_spec(model.config, draft_tokens=1)
-    table = np.zeros(1, np.int32)
+    table = jnp.zeros(1, jnp.int32)
 
     @jax.jit
     def prefill(leaves, cache, start, num_valid, streams, following):
         whole = merge_model(model.definition, leaves)
         step = prefill_step(
-            model.config, spec, jnp.zeros_like(following), start, num_valid, table, SLOT
+            model.config, spec, jnp.zeros_like(following), start, num_valid, table, jnp.int32(SLOT)
         )
         return draft(whole, cache, step, streams, following)
 

@@ -211,7 +211,7 @@ def test_what_the_tests_import_is_declared(
     available = set().union(*(third_party_deps(by_name[n]) for n in [*packages, "test_support"]))
     for target in targets:
         if target.rule == "py_test" or target.name == "test_support":
-            imported = imported_distributions(root, target, [*packages, "tests"])
+            imported = imported_distributions(root, target, [*packages, "benchmarks", "tests"])
             assert imported - OPTIONAL <= available, target.name
 
 

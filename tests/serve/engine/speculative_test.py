@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from benchmarks.predictable import build_predictable_checkpoint
 from dsv4.cache import cache_spec
 from dsv4.checkpoint.load import load_model
 from dsv4.text.byte_tokenizer import ByteTokenizer
@@ -17,7 +18,6 @@ from serve.engine.request import Completion, Request, SamplingParams
 from serve.engine.rows import GREEDY, DecodeRow, Drawn, PrefillChunk
 from serve.engine.runner import Runner
 from tests.dsv4 import drafting
-from tests.predictable import build_predictable_checkpoint
 
 # One c4 layer and the MTP block: what costs time here is compiling four programs.
 CONFIG = dataclasses.replace(drafting.CONFIG, num_hidden_layers=1, compress_ratios=(4, 0))
@@ -96,7 +96,7 @@ def answers(runner: Runner, wanted: list[Request]):
                 return tokens, text, event.finish_reason, event.matched_stop
             tokens += event.token_ids
             text += event.text
-        return None
+        raise AssertionError("the stream has no terminal event")
 
     async def run():
         engine = GenerateEngine("local", load, LocalPrefiller(), max_waiting=99, settings={})
@@ -129,10 +129,9 @@ def decoded(runner: Runner, first: int, length: int, draft_of, count: int) -> tu
         rows = [DecodeRow(tokens[-1], position, (9, 4, 7), 3, GREEDY)]
         draft = draft_of(len(tokens))
         rows.append(DecodeRow(draft, position + 1, (9, 4, 7), 3, GREEDY))
-        drawn = runner.decode(rows, 8)
-        assert all(isinstance(result, Drawn) for result in drawn)
-        tokens.append(drawn[0].token)
-        tokens += [drawn[1].token] if drawn[0].token == draft else []
+        known, drafted = runner.decode(rows, 8)
+        assert isinstance(known, Drawn) and isinstance(drafted, Drawn)
+        tokens += [known.token, drafted.token] if known.token == draft else [known.token]
         steps += 1
     return tokens[:count], steps
 

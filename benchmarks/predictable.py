@@ -11,12 +11,12 @@ import pathlib
 
 import ml_dtypes
 import numpy as np
-from safetensors.numpy import load_file
 
 from dsv4.checkpoint import reader, writer
 from dsv4.config import ModelConfig
 from dsv4.tiny import build_tiny_checkpoint
 
+_DTYPES = {"BF16": ml_dtypes.bfloat16, "F32": np.float32, "I64": np.int64}
 _OUTPUTS = ("attn.wo_b.weight", ".w2.weight")
 
 
@@ -36,8 +36,10 @@ def build_predictable_checkpoint(
       sharpness: factor of the logits.
     """
     build_tiny_checkpoint(directory, config=config)
-    file = directory / reader.SINGLE_FILE
-    tensors = {name: array.copy() for name, array in load_file(file).items()}
+    tensors = {
+        stored.name: stored.read().view(_DTYPES[stored.dtype]).reshape(stored.shape)
+        for stored in reader.read_tensors(directory)
+    }
     rng = np.random.default_rng(11)
     embedding = tensors["embed.weight"].astype(np.float32)
     # A cycle through all tokens but the first two, which are the special ones.
@@ -51,5 +53,5 @@ def build_predictable_checkpoint(
     changed["mtp.0.e_proj.weight"] = np.eye(embedding.shape[1])
     changed["mtp.0.h_proj.weight"] = 0.1 * tensors["mtp.0.h_proj.weight"].astype(np.float32)
     tensors |= {name: array.astype(ml_dtypes.bfloat16) for name, array in changed.items()}
-    writer.write_safetensors(file, tensors)
+    writer.write_safetensors(directory / reader.SINGLE_FILE, tensors)
     return directory
