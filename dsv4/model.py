@@ -21,17 +21,22 @@ from dsv4.hyper_connection import HyperConnectionHead
 from dsv4.layers import Linear, RmsNorm, parameter
 from dsv4.mtp import MtpBlock
 from dsv4.step import Step, decode_step, prefill_step
+from dsv4.weights import PackedWeight
 
 
 class Embedding(nnx.Module):
     """Token embedding, weight [vocab, D]."""
 
     def __init__(self, vocab_size: int, dim: int, dtype: jax.typing.DTypeLike):
+        self.dtype = jnp.dtype(dtype)
         self.weight = parameter((vocab_size, dim), dtype)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """tokens [M] -> [M, D]; ids outside the vocabulary are clipped (callers refuse them)."""
-        return self.weight[...].at[tokens].get(mode="clip")
+        weight = self.weight[...]
+        if isinstance(weight, PackedWeight):
+            return weight.expand_rows(tokens, self.dtype)
+        return weight.at[tokens].get(mode="clip")
 
 
 class Model(nnx.Module):

@@ -1,11 +1,6 @@
 """Quantised weights kept as a checkpoint stores them, expanded where they meet arithmetic.
 
-This is the one description of the byte layouts; `dsv4.checkpoint.formats` finds them in files.
-
-fp8     e4m3 values [out, in], one scale per block of r x c: W[i, j] = v[i, j] * s[i // r, j // c]
-mxfp4   bytes [out, in / 2] of two e2m1, the low nibble is the even column; a scale per 32 columns
-nvfp4   the same with an e4m3 scale per 16 columns, times one float32 scale for the whole weight
-Block scales are e8m0 (byte b is 2^(b - 127)), e4m3 or float32. Source: reference 4.1, 4.2.
+Knows layouts (`dsv4.packing`) and arrays, not files.
 """
 
 from __future__ import annotations
@@ -13,18 +8,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from types import EllipsisType
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-PackedFormat = Literal["fp8", "mxfp4", "nvfp4"]
-
-# Magnitudes of the lower three bits of an e2m1; the fourth is the sign.
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-FP8_BLOCK = 128
-MXFP4_BLOCK = 32
-NVFP4_BLOCK = 16
+from dsv4.packing import E2M1, PackedFormat
 
 # Twice each magnitude is a whole number below 16: eight of them fit in a word.
 _DOUBLED = sum(int(2 * value) << (4 * code) for code, value in enumerate(E2M1))
@@ -75,6 +63,18 @@ class PackedWeight:
         if self.global_scale is not None:
             values = values * self.global_scale[..., None, None]
         return values.astype(dtype)
+
+    def expand_rows(self, rows: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+        """Rows of one weight [out, in], clipped to it: indices [M] -> [M, in], like `expand`."""
+        rows = jnp.clip(rows, 0, self.values.shape[0] - 1)
+        picked = PackedWeight(
+            values=self.values[rows][:, None],
+            scale=self.scale[rows // self.block[0]][:, None],
+            global_scale=None if self.global_scale is None else self.global_scale[None],
+            format=self.format,
+            block=(1, self.block[1]),
+        )
+        return picked.expand(dtype)[:, 0]
 
 
 Weight = jax.Array | PackedWeight

@@ -1,11 +1,7 @@
 """How weights are stored, found out per tensor, and their exact expansion to float32.
 
-plain   BF16, F16 or F32
-fp8     F8_E4M3 with one scale per block of rows x columns: W[i, j] = w[i, j] * scale[i // r, j //
-c] mxfp4   two e2m1 per byte (low nibble first) with one scale per 32 columns
-nvfp4   the same with an e4m3 scale per 16 columns, times one float32 scale for the tensor
-A block scale is e8m0 (also as U8: byte b is 2^(b - 127)), e4m3 or float. Source: reference 4.1,
-4.2.
+A weight is plain (BF16, F16 or F32) or packed in a layout of `dsv4.packing`: F8_E4M3 values, or two
+e2m1 per byte (I8, U8 or F4). A block scale is e8m0 (also as U8), e4m3 or float.
 """
 
 import dataclasses
@@ -16,8 +12,9 @@ import ml_dtypes
 import numpy as np
 
 from dsv4.checkpoint.reader import StoredTensor
+from dsv4.packing import E2M1, FP8_BLOCK, MXFP4_BLOCK, NVFP4_BLOCK, PackedFormat
 
-Format = Literal["plain", "fp8", "mxfp4", "nvfp4"]
+Format = Literal["plain"] | PackedFormat
 
 _FLOATS = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}
 _INTEGERS = {
@@ -30,10 +27,14 @@ _INTEGERS = {
     "I64": np.int64,
 }
 _PACKED_FP4 = ("I8", "U8", "F4")
-_MX_BLOCK = 32
-_NV_BLOCK = 16
-_FP8_BLOCK = 128
-_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+_SCALES = {
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+    "U8": ml_dtypes.float8_e8m0fnu,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    **_FLOATS,
+}
+# First and last byte of the scales that are finite and > 0.
+_USABLE_BYTES = {"F8_E8M0": (0, 254), "U8": (0, 254), "F8_E4M3": (1, 126)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,14 +92,14 @@ def identify(
         _check_scalars(scales)
         if block_scale.dtype != "F8_E4M3":
             raise block_scale.error(f"dtype: got {block_scale.dtype}, expected F8_E4M3 for nvfp4")
-        _check_shape(block_scale, (shape[0], _blocks(tensor, shape[1], _NV_BLOCK)))
+        _check_shape(block_scale, (shape[0], _blocks(tensor, shape[1], NVFP4_BLOCK[1])))
         return StoredWeight(
-            tensor, shape, "nvfp4", block_scale, (1, _NV_BLOCK), scales["weight_scale_2"]
+            tensor, shape, "nvfp4", block_scale, NVFP4_BLOCK, scales["weight_scale_2"]
         )
     if block_scale.dtype == "F8_E4M3":
         raise tensor.error("expected weight_scale_2 beside an e4m3 block scale, got none")
-    _check_shape(block_scale, (shape[0], _blocks(tensor, shape[1], _MX_BLOCK)))
-    return StoredWeight(tensor, shape, "mxfp4", block_scale, (1, _MX_BLOCK))
+    _check_shape(block_scale, (shape[0], _blocks(tensor, shape[1], MXFP4_BLOCK[1])))
+    return StoredWeight(tensor, shape, "mxfp4", block_scale, MXFP4_BLOCK)
 
 
 def read_scales(weight: StoredWeight) -> np.ndarray:
@@ -110,9 +111,18 @@ def read_scales(weight: StoredWeight) -> np.ndarray:
     Raises:
       CheckpointError: a scale that is zero, negative, infinite or not a number.
     """
-    if weight.scale is None:
-        return np.ones((1, 1), np.float32)
-    return _positive(weight.scale).reshape(weight.scale.shape)
+    return read_packed_scales(weight).astype(np.float32, copy=False)
+
+
+def read_packed_scales(weight: StoredWeight) -> np.ndarray:
+    """Like `read_scales`, but e8m0 and e4m3 scales come as they are."""
+    return np.ones((1, 1), np.float32) if weight.scale is None else _positive(weight.scale)
+
+
+def scale_dtype(weight: StoredWeight) -> np.dtype:
+    """The dtype of what `read_packed_scales` returns."""
+    tag = "F32" if weight.scale is None else weight.scale.dtype
+    return np.dtype(_SCALES[tag] if tag in _USABLE_BYTES else np.float32)
 
 
 def read_global_scale(weight: StoredWeight) -> np.ndarray:
@@ -146,17 +156,13 @@ def read_rows(weight: StoredWeight, scales: np.ndarray, begin: int, end: int) ->
     raw = weight.tensor.read(begin * row_bytes, (end - begin) * row_bytes)
     if weight.format == "plain":
         values = raw.view(_FLOATS[weight.tensor.dtype]).astype(np.float32)
-    elif weight.format == "fp8":
-        values = raw.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+        values = values.reshape(end - begin, columns)
     else:
-        values = _unpack_fp4(raw)
-    values = values.reshape(end - begin, columns)
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
-        if weight.scale is not None:
-            used = scales[np.arange(begin, end) // weight.block[0]]
-            values *= np.repeat(used, weight.block[1], axis=1)[:, :columns]
-        if weight.global_scale is not None:
-            values *= read_global_scale(weight)
+        used = scales[np.arange(begin, end) // weight.block[0]]
+        packed = raw.reshape(end - begin, row_bytes)
+        values = expand_rows(
+            weight.format, packed, used, weight.block[1], read_global_scale(weight)
+        )
     if not np.isfinite(values).all():
         row, column = np.argwhere(~np.isfinite(values))[0]
         index = [begin + int(row), int(column)][: len(weight.shape)]
@@ -171,6 +177,35 @@ def check_integers(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
     _check_shape(tensor, shape)
 
 
+def expand_rows(
+    packed_format: PackedFormat,
+    packed: np.ndarray,
+    scales: np.ndarray,
+    block_columns: int,
+    global_scale: np.ndarray,
+) -> np.ndarray:
+    """Expands rows of a packed weight; what overflows becomes infinite.
+
+    Args:
+      packed_format: of the values.
+      packed: uint8 [rows, bytes of a row].
+      scales: float32 [rows, column blocks], those of each row.
+      block_columns: columns that share a scale.
+      global_scale: float32 [], the weight's own; 1 if it has none.
+
+    Returns:
+      float32 [rows, columns].
+    """
+    if packed_format == "fp8":
+        values = packed.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    else:
+        values = _unpack_fp4(packed).reshape(len(packed), -1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        values *= np.repeat(scales, block_columns, axis=1)[:, : values.shape[1]]
+        values *= global_scale
+    return values
+
+
 def read_integers(tensor: StoredTensor, shape: tuple[int, ...], *, limit: int) -> np.ndarray:
     """Returns an integer tensor as int32 of `shape`, whose values must lie in 0..limit-1."""
     check_integers(tensor, shape)
@@ -183,25 +218,26 @@ def read_integers(tensor: StoredTensor, shape: tuple[int, ...], *, limit: int) -
 
 
 def _positive(scale: StoredTensor) -> np.ndarray:
+    """Returns scales in their own dtype if that is one byte, else as float32."""
     raw = scale.read()
-    if scale.dtype in ("F8_E8M0", "U8"):
-        values = raw.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
-    elif scale.dtype == "F8_E4M3":
-        values = raw.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    elif scale.dtype in _FLOATS:
-        values = raw.view(_FLOATS[scale.dtype]).astype(np.float32)
+    values = raw.view(_SCALES[scale.dtype])
+    if scale.dtype in _USABLE_BYTES:
+        first, last = _USABLE_BYTES[scale.dtype]
+        usable = (raw >= first) & (raw <= last)
     else:
-        raise scale.error(f"dtype: got {scale.dtype}, expected a scale (F8_E8M0, U8, F8_E4M3, F32)")
-    usable = np.isfinite(values) & (values > 0)
+        values = values.astype(np.float32)
+        usable = np.isfinite(values) & (values > 0)
     if not usable.all():
         at = int(np.argmin(usable))
         index = [int(i) for i in np.unravel_index(at, scale.shape)]
-        raise scale.error(f"scale at {index}: got {values[at]}, expected finite and > 0")
-    return values
+        value = np.float32(values[at])
+        raise scale.error(f"scale at {index}: got {value}, expected finite and > 0")
+    return values.reshape(scale.shape)
 
 
 def _unpack_fp4(raw: np.ndarray) -> np.ndarray:
-    values = np.concatenate([_E2M1, -_E2M1])
+    magnitudes = np.array(E2M1, np.float32)
+    values = np.concatenate([magnitudes, -magnitudes])
     pairs = np.stack([np.tile(values, 16), np.repeat(values, 16)], axis=1)  # [256, low and high]
     return pairs[raw]
 
@@ -212,7 +248,10 @@ def _block_scale(tensor: StoredTensor, scales: Mapping[str, StoredTensor]) -> St
         raise tensor.error(f"missing scale: {tensor.dtype} weights need one beside them")
     if len(found) > 1:
         raise found[1].error(f"unexpected scale: {found[0].name} is there too")
-    return found[0]
+    (scale,) = found
+    if scale.dtype not in _SCALES:
+        raise scale.error(f"dtype: got {scale.dtype}, expected a scale (F8_E8M0, U8, F8_E4M3, F32)")
+    return scale
 
 
 def _fp8_block(
@@ -225,9 +264,9 @@ def _fp8_block(
         _check_shape(scale, (-(-shape[0] // declared[0]), -(-shape[1] // declared[1])))
         return declared
     block = []
-    for size, count in zip(shape, scale.shape, strict=True):
-        if count == -(-size // _FP8_BLOCK):
-            block.append(_FP8_BLOCK)
+    for size, count, usual in zip(shape, scale.shape, FP8_BLOCK, strict=True):
+        if count == -(-size // usual):
+            block.append(usual)
         elif count and size % count == 0:
             block.append(size // count)
         else:

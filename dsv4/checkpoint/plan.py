@@ -42,6 +42,12 @@ class Assignment:
     integers: StoredTensor | None = None
 
     @property
+    def is_packed(self) -> bool:
+        """Whether all its tensors are quantised, and alike, so that they stack as they are."""
+        layouts = {(weight.format, weight.block) for weight in self.weights}
+        return len(layouts) == 1 and self.weights[0].format != "plain"
+
+    @property
     def num_bytes(self) -> int:
         """Bytes to read from the files."""
         own = 0 if self.integers is None else self.integers.num_bytes

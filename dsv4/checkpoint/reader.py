@@ -6,6 +6,7 @@ payload.
 """
 
 import dataclasses
+import io
 import json
 import math
 import pathlib
@@ -63,15 +64,23 @@ class StoredTensor:
     def read(self, offset: int = 0, num_bytes: int | None = None) -> np.ndarray:
         """Returns bytes as uint8 [num_bytes], from `offset` within the tensor (default: all)."""
         count = self.num_bytes - offset if num_bytes is None else num_bytes
-        if offset < 0 or count < 0 or offset + count > self.num_bytes:
+        data = np.empty(max(count, 0), np.uint8)
+        self.read_into(data, offset)
+        return data
+
+    def read_into(self, target: np.ndarray, offset: int = 0) -> None:
+        """Fills `target`, contiguous uint8, with bytes from `offset` within the tensor."""
+        count = target.size
+        if offset < 0 or offset + count > self.num_bytes:
             raise self.error(f"bytes {offset}..{offset + count}: expected within {self.num_bytes}")
         try:
-            data = np.fromfile(self.file, np.uint8, count=count, offset=self.begin + offset)
+            with self.file.open("rb", buffering=0) as file:
+                file.seek(self.begin + offset)
+                seen = _read_fully(file, memoryview(target).cast("B")) if count else 0
         except OSError as error:
             raise self.error(f"cannot be read: {error}") from error
-        if data.size != count:
-            raise self.error(f"truncated while reading: got {data.size} bytes, expected {count}")
-        return data
+        if seen != count:
+            raise self.error(f"truncated while reading: got {seen} bytes, expected {count}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +182,17 @@ def parse_json(data: bytes, path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"expected a JSON object, got {type(value).__name__}", file=path)
     return value
+
+
+def _read_fully(file: io.RawIOBase, target: memoryview) -> int:
+    """Returns the bytes read: fewer than `target` holds only where the file ends."""
+    seen = 0
+    while seen < len(target):
+        count = file.readinto(target[seen:])
+        if not count:
+            break
+        seen += count
+    return seen
 
 
 def _tensor(name: str, entry: Any, path: pathlib.Path, payload: int) -> StoredTensor:

@@ -5,7 +5,7 @@ Checking expands nothing where a look at the bytes proves that every value is fi
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +14,7 @@ from dsv4.checkpoint import formats, inventory
 from dsv4.checkpoint.formats import StoredWeight
 from dsv4.checkpoint.memory import aligned_empty
 from dsv4.checkpoint.plan import Assignment
+from dsv4.packing import E2M1, E4M3_MAX
 
 _LOG = logging.getLogger(__name__)
 
@@ -21,11 +22,6 @@ _FLOATS = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F16": np.dtype(np.float16),
     "F32": np.dtype(np.float32),
-}
-_SCALES = {
-    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
-    "U8": np.dtype(ml_dtypes.float8_e8m0fnu),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
 }
 # Word of a float, and the exponent that says infinite or not a number.
 _EXPONENTS = {
@@ -35,10 +31,10 @@ _EXPONENTS = {
 }
 _E4M3_NAN = 0x7F
 # The largest magnitude of each packed format's values.
-_LARGEST = {"fp8": 448.0, "mxfp4": 6.0, "nvfp4": 6.0}
+_LARGEST = {"fp8": E4M3_MAX, "mxfp4": max(E2M1), "nvfp4": max(E2M1)}
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-# Rows are read in pieces of about this many bytes.
-_PIECE_BYTES = 16 << 20
+# Rows are read in pieces of about this many bytes, which caches hold until they are checked.
+_PIECE_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,18 +67,12 @@ def read_stored(
         target[...] = formats.read_integers(assignment.integers, assignment.shape, limit=limit)
         report(assignment.num_bytes)
         return StoredParameter("plain", (1, 1), {inventory.PLAIN: target})
-    if len({_kind(weight) for weight in assignment.weights}) > 1:
-        _LOG.info("%s: in several formats, expanded", assignment.weights[0].tensor.name)
-        return _read_expanded(assignment, report)
-    if assignment.weights[0].format == "plain":
+    if assignment.is_packed:
+        return _read_packed(assignment, report)
+    if len({weight.tensor.dtype for weight in assignment.weights}) == 1:
         return _read_plain(assignment, report)
-    return _read_packed(assignment, report)
-
-
-def _kind(weight: StoredWeight) -> tuple[object, ...]:
-    """Weights stack as they are if this is equal."""
-    dtype = weight.tensor.dtype if weight.format == "plain" else _scale_dtype(weight)
-    return (weight.format, weight.block, dtype)
+    _LOG.info("%s: in several formats, expanded", assignment.weights[0].tensor.name)
+    return _read_expanded(assignment, report)
 
 
 def _read_expanded(assignment: Assignment, report: Callable[[int], None]) -> StoredParameter:
@@ -99,29 +89,29 @@ def _read_expanded(assignment: Assignment, report: Callable[[int], None]) -> Sto
 def _read_plain(assignment: Assignment, report: Callable[[int], None]) -> StoredParameter:
     target = aligned_empty(assignment.shape, _FLOATS[assignment.weights[0].tensor.dtype])
     for weight, part in zip(assignment.weights, _parts(assignment, target), strict=True):
-        _read_values(weight, formats.read_scales(weight), 1.0, part, report)
+        _read_values(weight, 1.0, part, report)
     return StoredParameter("plain", (1, 1), {inventory.PLAIN: target})
 
 
 def _read_packed(assignment: Assignment, report: Callable[[int], None]) -> StoredParameter:
     first = assignment.weights[0]
     leading = assignment.shape[:-2]
-    scales = formats.read_scales(first)
     row_bytes = first.tensor.num_bytes // first.shape[0]
     dtype = np.dtype(ml_dtypes.float8_e4m3fn if first.format == "fp8" else np.uint8)
+    blocks = (-(-size // block) for size, block in zip(first.shape, first.block, strict=True))
     values = aligned_empty((*leading, first.shape[0], row_bytes), dtype)
-    scale = aligned_empty((*leading, *scales.shape), _scale_dtype(first))
+    scale = aligned_empty((*leading, *blocks), _scale_dtype(assignment.weights))
     whole = aligned_empty(leading, np.dtype(np.float32))
     for weight, *parts in zip(
         assignment.weights,
         *(_parts(assignment, array) for array in (values, scale, whole)),
         strict=True,
     ):
-        scales = formats.read_scales(weight)
+        scales = formats.read_packed_scales(weight)
         parts[1][...] = scales
         parts[2][...] = formats.read_global_scale(weight)
         report(weight.num_bytes - weight.tensor.num_bytes)
-        _read_values(weight, scales, float(scales.max()) * float(parts[2]), parts[0], report)
+        _read_values(weight, _largest(scales) * float(parts[2]), parts[0], report)
     arrays = {inventory.VALUES: values, inventory.SCALE: scale}
     if first.format == "nvfp4":
         arrays[inventory.GLOBAL_SCALE] = whole
@@ -136,22 +126,19 @@ def _parts(assignment: Assignment, target: np.ndarray) -> list[np.ndarray]:
 
 
 def _read_values(
-    weight: StoredWeight,
-    scales: np.ndarray,
-    factor: float,
-    target: np.ndarray,
-    report: Callable[[int], None],
+    weight: StoredWeight, factor: float, target: np.ndarray, report: Callable[[int], None]
 ) -> None:
-    """Copies a weight's bytes to `target`; `factor` is the largest scale its values meet."""
+    """Reads a weight's bytes into `target`; `factor` is the largest scale its values meet."""
     rows = weight.shape[0]
     row_bytes = weight.tensor.num_bytes // rows
     into = target.reshape(rows, -1).view(np.uint8)
     for begin, end in _pieces(rows, row_bytes, 1):
-        raw = weight.tensor.read(begin * row_bytes, (end - begin) * row_bytes)
-        if not _is_finite(weight, raw, factor):
-            formats.read_rows(weight, scales, begin, end)  # finds the value, if there is one
-        into[begin:end] = raw.reshape(end - begin, row_bytes)
-        report(raw.nbytes)
+        piece = into[begin:end].reshape(-1)
+        weight.tensor.read_into(piece, begin * row_bytes)
+        if not _is_finite(weight, piece, factor):
+            # Finds the value, if there is one.
+            formats.read_rows(weight, formats.read_scales(weight), begin, end)
+        report(piece.nbytes)
 
 
 def _is_finite(weight: StoredWeight, raw: np.ndarray, factor: float) -> bool:
@@ -164,10 +151,16 @@ def _is_finite(weight: StoredWeight, raw: np.ndarray, factor: float) -> bool:
     return _LARGEST[weight.format] * factor < _FLOAT32_MAX
 
 
-def _scale_dtype(weight: StoredWeight) -> np.dtype:
-    """The dtype that holds the block scales exactly."""
-    tag = "F32" if weight.scale is None else weight.scale.dtype
-    return _SCALES.get(tag, np.dtype(np.float32))
+def _scale_dtype(weights: Iterable[StoredWeight]) -> np.dtype:
+    """The dtype that holds the block scales of all of them exactly."""
+    dtypes = {formats.scale_dtype(weight) for weight in weights}
+    return dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
+
+
+def _largest(scales: np.ndarray) -> float:
+    # Positive floats are ordered like their bytes, and NumPy is slow with narrow ones.
+    word = scales.view(np.uint8) if scales.itemsize == 1 else scales
+    return float(word.max().view(scales.dtype))
 
 
 def _pieces(rows: int, columns: int, itemsize: int) -> Iterator[tuple[int, int]]:

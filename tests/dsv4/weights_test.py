@@ -123,3 +123,15 @@ def test_a_linear_takes_a_packed_weight_for_its_parameter():
     np.testing.assert_array_equal(
         linear(narrow, weight), linear(narrow, expanded(weight, jnp.bfloat16))
     )
+
+
+def test_rows_are_picked_before_they_are_expanded():
+    rng = np.random.default_rng(4)
+    scale = jnp.asarray(scales(rng, (3, 2), np.float32))
+    values = jnp.asarray(rng.normal(size=(10, 24)).astype(ml_dtypes.float8_e4m3fn))
+    wide = nvfp4_experts(rng, 1, 10, 32)[jnp.int32(0)]
+    rows = jnp.asarray([9, 0, 4, 3, 4, -5, 99])
+    for weight in (PackedWeight(values, scale, None, "fp8", (4, 16)), wide):
+        wanted = whole(weight)[np.array([9, 0, 4, 3, 4, 0, 9])]
+        found = jax.jit(lambda one: one.expand_rows(rows, jnp.float32))(weight)
+        np.testing.assert_array_equal(found, wanted)

@@ -24,9 +24,14 @@ TABLE = "layers.0.ffn.gate.tid2eid"
 
 
 def refusal(folder):
-    with pytest.raises(CheckpointError) as caught:
-        load.load_model(folder, compute_dtype=jnp.float32)
-    return caught.value
+    """The error, which is the same whether weights are to stay packed or not."""
+    errors = []
+    for weights in ("packed", "expanded"):
+        with pytest.raises(CheckpointError) as caught:
+            load.load_model(folder, compute_dtype=jnp.float32, weights=weights)
+        errors.append(caught.value)
+    assert str(errors[0]) == str(errors[1])
+    return errors[0]
 
 
 def put(tensors, name, index, value):
@@ -155,6 +160,36 @@ TENSOR_DAMAGE = {
         WKV,
         r"value at \[3, 7\]: got nan, expected finite",
         lambda t: put(t, WKV, (3, 7), np.nan),
+    ),
+    "negative NaN in fp8": (
+        "mxfp4",
+        WKV,
+        r"value at \[0, 0\]: got nan",
+        lambda t: put(t, WKV, (0, 0), -np.nan),
+    ),
+    "NaN in a plain tensor of a packed checkpoint": (
+        "nvfp4",
+        "layers.2.ffn_norm.weight",
+        r"value at \[4\]: got nan",
+        lambda t: put(t, "layers.2.ffn_norm.weight", 4, np.nan),
+    ),
+    "product with the global scale that overflows": (
+        "nvfp4",
+        EXPERT,
+        r"value at \[\d+, \d+\]: got -?inf",
+        lambda t: t.update({NV_GLOBAL: np.array(3e38, np.float32)}),
+    ),
+    "infinite global scale": (
+        "nvfp4",
+        NV_GLOBAL,
+        r"scale at \[\]: got inf",
+        lambda t: t.update({NV_GLOBAL: np.array(np.inf, np.float32)}),
+    ),
+    "NaN nvfp4 scale": (
+        "nvfp4",
+        NV_SCALE,
+        r"scale at \[0, 0\]: got nan",
+        lambda t: put(t, NV_SCALE, (0, 0), np.nan),
     ),
     "infinity in float32": (
         "bf16",
