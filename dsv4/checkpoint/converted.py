@@ -23,16 +23,12 @@ _TAGS = {
     "int32": "I32",
     "uint8": "U8",
 }
-# Format -> array of a parameter -> how the name of such a tensor ends; None: the weight itself.
-_SUFFIXES: dict[str, dict[str, str | None]] = {
-    "plain": {inventory.PLAIN: None},
-    "fp8": {inventory.VALUES: None, inventory.SCALE: "scale"},
-    "mxfp4": {inventory.VALUES: None, inventory.SCALE: "scale"},
-    "nvfp4": {
-        inventory.VALUES: None,
-        inventory.SCALE: "weight_scale",
-        inventory.GLOBAL_SCALE: "weight_scale_2",
-    },
+# Array of a parameter -> how the name of such a tensor ends; None: it is the weight itself.
+_SUFFIXES = {
+    inventory.PLAIN: None,
+    inventory.VALUES: None,
+    inventory.SCALE: "scale",
+    inventory.GLOBAL_SCALE: "weight_scale_2",
 }
 
 
@@ -67,8 +63,8 @@ def _tensors(folder: pathlib.Path, parameter: str, entry: ParameterEntry) -> lis
     file = folder / inventory.WEIGHTS_FOLDER / inventory.item_of(parameter)
     tensors = []
     for name in names.weight_tensors(path, weight.shape):
-        for part, suffix in _SUFFIXES[entry.format].items():
-            array = entry.arrays[part]
+        for part, array in entry.arrays.items():
+            suffix = _SUFFIXES[part]
             official = name if suffix is None else names.scale_name(name, suffix)
             tensors.append(_tensor(official, array, array.shape[1 if is_stack else 0 :], file))
     return tensors
