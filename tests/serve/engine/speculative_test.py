@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -150,6 +151,28 @@ def test_all_right_and_all_wrong_drafts_give_the_tokens_of_the_plain_steps(plain
     ):
         assert drafting_runner.prefill(chunk, 8) == tokens[0]
         assert decoded(drafting_runner, tokens[0], 120, draft_of, 151) == (tokens[:151], steps)
+
+
+def mtp_window(runner: Runner, prompt, cuts) -> np.ndarray:
+    """Rows of the block's ring after a prompt that was prefilled in pieces."""
+    for begin, end in itertools.pairwise([0, *cuts, len(prompt)]):
+        following = int(prompt[end]) if end < len(prompt) else None
+        runner.prefill(PrefillChunk(prompt[begin:end], begin, (9, 4, 7), 3, GREEDY, following), 8)
+    rows = runner.export_slot(3)["swa_kv"][-1, 0].view(np.float32)
+    return rows.reshape(runner.spec.buffers[-1].unit_shape)
+
+
+def test_the_window_of_the_block_takes_in_the_token_after_each_position(drafting_runner):
+    prompt = np.random.default_rng(4).integers(2, 256, 150).astype(np.int32)
+    window = mtp_window(drafting_runner, prompt, [128])
+    np.testing.assert_allclose(
+        mtp_window(drafting_runner, prompt, [30, 131, 140]), window, rtol=1e-4, atol=1e-4
+    )
+    chunk = PrefillChunk(prompt[128:], 128, (9, 4, 7), 3, GREEDY)
+    longer = np.append(prompt, drafting_runner.prefill(chunk, 8)).astype(np.int32)
+    after = mtp_window(drafting_runner, longer, [128])
+    last = 149 % len(window)
+    np.testing.assert_allclose(after[last], window[last], rtol=1e-4, atol=1e-4)
 
 
 def test_drafts_need_a_model_with_the_block(loaded, tmp_path):
