@@ -63,12 +63,12 @@ class DsmlParser:
 
         Where it means nothing it is dropped: a control token is no text.
         """
-        for lexeme in self._lexer.finish():
-            self._feed(lexeme)
-        if not end and self._block is None:
-            self._begin_reasoning()
-        elif end and self._reasoning.active:
+        if end and self._reasoning.active:
+            for lexeme in self._lexer.finish():
+                self._feed(lexeme)
             self._feed(Tag(THINK_END, Element.THINK, Shape.END, marked=False))
+        elif not end and self._block is None and not self._lexer.in_tag:
+            self._begin_reasoning()
         return self._take_events()
 
     def finish(self, *, cut: bool) -> list[Event]:

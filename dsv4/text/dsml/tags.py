@@ -93,6 +93,11 @@ class Lexer:
         self._think_tags = think_tags
         self._tag: _TagReader | None = None
 
+    @property
+    def in_tag(self) -> bool:
+        """Whether it holds back text."""
+        return self._tag is not None
+
     def push(self, text: str) -> list[Lexeme]:
         """Returns the lexemes that became certain with `text`; text may come in several."""
         lexemes: list[Lexeme] = []

@@ -6,7 +6,15 @@ import pytest
 
 from dsv4.text.response import Response, ResponseParser
 from dsv4.text.special_tokens import THINK_END
-from tests.dsv4.text.dsml.documents import PARIS, TOOLS, calls, parse, random_document, section
+from tests.dsv4.text.dsml.documents import (
+    PARIS,
+    PARIS_CALL,
+    TOOLS,
+    calls,
+    parse,
+    random_document,
+    section,
+)
 
 
 def read(*pieces: str | bool, thinking: bool = True) -> Response:
@@ -43,6 +51,20 @@ def test_a_token_that_means_nothing_is_dropped_and_never_shown(thinking: bool) -
     response = read(*ahead, "a", False, "b", True, "c", thinking=thinking)
     assert (response.reasoning, response.content) == ("r" if thinking else "", "abc")
     assert read(*ahead, "`a", False, True, "`", thinking=thinking).content == "`a`"
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_a_token_that_means_nothing_does_not_disturb_the_call_it_stands_in(end: bool) -> None:
+    text = section(PARIS)
+    for length in range(3, len(text)):
+        response = read(text[:length], end, text[length:], "\nc", thinking=False)
+        assert (response.reasoning, response.content) == ("", "\nc")
+        assert calls(response) == [PARIS_CALL]
+
+
+def test_a_held_back_character_is_before_everything_else_too() -> None:
+    response = read("<", False, "b>r", True, "c", thinking=False)
+    assert (response.reasoning, response.content) == ("", "<b>rc")
 
 
 def test_reasoning_begins_with_its_token_before_everything_else() -> None:
