@@ -111,7 +111,12 @@ class EngineSettings:
         None, "checkpoint folder; without it a tiny random model is built once", metavar="DIR"
     )
     compute_dtype: str = setting(
-        "auto", "type of weights and activations", choices=("auto", "float32", "bfloat16")
+        "auto", "type of activations and plain weights", choices=("auto", "float32", "bfloat16")
+    )
+    weights: str = setting(
+        "packed",
+        "packed = keep quantised weights as the checkpoint stores them, expanded = in compute type",
+        choices=("packed", "expanded"),
     )
     kv_format: str = setting("auto", "storage of cached KV", choices=("auto", "f32", "bf16"))
     index_k_format: str = setting(

@@ -25,6 +25,10 @@ class Stage(Protocol):
         """Adds `amount` steps (or bytes); `detail` names what was just done."""
         ...
 
+    def expect(self, total: int) -> None:
+        """Sets the steps (or bytes) to do, for a stage that was opened without knowing them."""
+        ...
+
 
 class Progress(Protocol):
     """Where stages report to."""
@@ -43,6 +47,9 @@ class Progress(Protocol):
 class _Silent:
     def advance(self, amount: int = 1, detail: str = "") -> None:
         del amount, detail
+
+    def expect(self, total: int) -> None:
+        del total
 
 
 class NoProgress:
@@ -71,6 +78,10 @@ class _LogStage:
                 return
             self._last = now
             _LOG.info("%s%s", self._line(now), f" ({detail})" if detail else "")
+
+    def expect(self, total: int) -> None:
+        with self._lock:
+            self._total = total
 
     def finish(self) -> None:
         with self._lock:
@@ -129,7 +140,7 @@ class TerminalProgress:
         with bar:
             task = bar.add_task(name, total=total or None, detail="")
             yield _BarStage(bar.advance, bar.update, task)
-            bar.update(task, detail="", total=total or None)
+            bar.update(task, detail="")
 
 
 class _BarStage:
@@ -142,6 +153,9 @@ class _BarStage:
         if detail:
             self._update(self._task, detail=detail)
         self._advance(self._task, amount)
+
+    def expect(self, total: int) -> None:
+        self._update(self._task, total=total)
 
 
 def create_progress(stream: TextIO | None = None) -> Progress:

@@ -11,12 +11,13 @@ import functools
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import jax
 
 from dsv4.cache import CacheSpec, cache_spec
 from dsv4.checkpoint.fingerprint import model_fingerprint
-from dsv4.checkpoint.load import load_model
+from dsv4.checkpoint.load import Weights, load_model
 from dsv4.config import ModelConfig
 from dsv4.text.tokenizer import load_tokenizer
 from serve.binding import layout_table
@@ -79,6 +80,7 @@ def _loader(
             config, model = load_model(
                 folder,
                 compute_dtype=dtype,
+                weights=cast(Weights, settings.weights),
                 mtp=settings.draft_tokens > 0,
                 progress=_bytes_reporter(stage),
             )
@@ -181,7 +183,8 @@ def _bytes_reporter(stage: Stage) -> Callable[[int, int], None]:
 
     def report(done: int, total: int) -> None:
         nonlocal reported
-        del total
+        if not reported:
+            stage.expect(total)
         stage.advance(done - reported)
         reported = done
 

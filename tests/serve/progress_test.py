@@ -75,3 +75,14 @@ def test_no_progress_says_nothing(caplog, capsys):
     with NoProgress().stage("load", 1) as stage:
         stage.advance()
     assert not caplog.text and not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_total_may_become_known_while_the_stage_runs(terminal, caplog):
+    output = io.StringIO()
+    progress = TerminalProgress(output) if terminal else LogProgress()
+    with caplog.at_level("INFO"), progress.stage("load weights", 0, "B") as stage:
+        stage.expect(4_000_000_000)
+        stage.advance(3_000_000_000)
+    shown = output.getvalue() if terminal else caplog.messages[-1]
+    assert ("3.0/4.0 GB" if terminal else "3.000/4.000 GB") in shown
