@@ -89,7 +89,7 @@ def test_the_block_is_a_window_layer_with_experts_by_score():
     model = nnx.eval_shape(lambda: Model(config, jnp.float32, mtp=True))
     assert model.mtp[0].attn.kind == "swa"
     assert not model.mtp[0].ffn.gate.is_hash
-    assert model.layers[2].ffn.gate.is_hash
+    assert model.layers[1].ffn.gate.is_hash
 
 
 def test_a_model_without_mtp_layers_has_no_block():
