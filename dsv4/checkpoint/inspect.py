@@ -36,7 +36,6 @@ TEXT_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "generation_config.json",
-    "chat_template.jinja",
     "encoding/encoding_dsv4.py",
 )
 

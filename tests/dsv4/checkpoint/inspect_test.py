@@ -109,7 +109,7 @@ def test_text_files_are_looked_for(tmp_path):
     found = inspect.inspect(folder).text_files
     assert found["tokenizer.json"] == 2
     assert found["encoding/encoding_dsv4.py"] == 0
-    assert found["chat_template.jinja"] is None
+    assert found["generation_config.json"] is None
 
 
 def test_a_checkpoint_that_drops_the_input_scales_is_sound(tmp_path):
