@@ -18,12 +18,12 @@ import numpy as np
 
 from dsv4.checkpoint import reader
 from dsv4.checkpoint.errors import CheckpointError
+from dsv4.checkpoint.formats import Format
 
 INVENTORY_FILE = "weights.json"
 WEIGHTS_FOLDER = "weights"
 
 Kind = Literal["safetensors", "orbax"]
-Format = Literal["plain", "fp8", "mxfp4", "nvfp4"]
 
 # Names of the dtypes an array may have.
 DTYPES = tuple(

@@ -6,11 +6,12 @@ to the shards that need it, so that nothing is held twice. Knows nothing of the 
 """
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -67,68 +68,97 @@ def describe_array(
 
 
 def chunk_threads() -> ThreadPoolExecutor:
-    """Returns the threads for `describe_array` and `read_array`; each holds one chunk at a time."""
+    """Returns threads for `describe_array` and `ArrayReader`; each holds one chunk at a time."""
     return ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1), "checkpoint")
 
 
-def read_array(
-    folder: pathlib.Path,
-    entry: ArrayEntry,
-    dtype: np.dtype,
-    *,
-    parameter: str,
-    sharding: jax.sharding.Sharding | None,
-    threads: ThreadPoolExecutor,
-    report: Callable[[int], None],
-) -> jax.Array:
-    """Reads an array to the devices of this process, to each its part and nothing more.
+@dataclasses.dataclass(frozen=True)
+class ArrayReader:
+    """Reads arrays chunk by chunk.
 
-    Args:
-      folder: of the array.
-      entry: what the inventory says of it.
-      dtype: of the result; a cast from one float to another goes over float32.
-      parameter: named in errors.
-      sharding: where the parts go; None puts all of it on the default device.
+    Attributes:
       threads: read, check and copy chunks.
       report: called with the stored bytes of each chunk read.
-
-    Raises:
-      CheckpointError: missing, of another shape or dtype, or a chunk with another digest.
     """
-    store = _checked_store(folder, entry, parameter)
-    placement = _placement(entry.shape, sharding)
-    shards = {
-        bounds: aligned_empty(tuple(end - begin for begin, end in bounds), dtype)
-        for bounds in placement
-    }
 
-    def fill(number: int, cell: Cell) -> int:
-        wanted = [bounds for bounds in shards if _intersect(cell, bounds)]
-        if not wanted:
-            return 0
-        chunk = _read_chunk(store, cell, folder, parameter)
-        if _digest(chunk) != entry.digests[number]:
-            raise CheckpointError(
-                f"chunk {number}: its digest is not that of the conversion: the file is damaged",
-                file=folder,
-                tensor=parameter,
+    threads: ThreadPoolExecutor
+    report: Callable[[int], None]
+
+    def read_whole(
+        self, folder: pathlib.Path, entry: ArrayEntry, dtype: np.dtype, *, parameter: str
+    ) -> np.ndarray:
+        """Reads an array to host memory that XLA takes over without a copy.
+
+        Args:
+          folder: of the array.
+          entry: what the inventory says of it.
+          dtype: of the result; a cast from one float to another rounds once.
+          parameter: named in errors.
+
+        Raises:
+          CheckpointError: missing, of another shape or dtype, or a chunk with another digest.
+        """
+        bounds = tuple((0, size) for size in entry.shape)
+        return self._read(folder, entry, dtype, [bounds], parameter)[bounds]
+
+    def read_sharded(
+        self,
+        folder: pathlib.Path,
+        entry: ArrayEntry,
+        dtype: np.dtype,
+        sharding: jax.sharding.Sharding,
+        *,
+        parameter: str,
+    ) -> jax.Array:
+        """Like `read_whole`, but to the devices of this process, to each its part alone."""
+        placement: dict[Bounds, list[Any]] = {}
+        for device, index in sharding.addressable_devices_indices_map(entry.shape).items():
+            bounds = tuple(
+                part.indices(size)[:2] for part, size in zip(index or (), entry.shape, strict=True)
             )
-        for bounds in wanted:
-            _copy(chunk, cell, shards[bounds], bounds)
-        return chunk.nbytes
+            placement.setdefault(bounds, []).append(device)
+        shards = self._read(folder, entry, dtype, placement, parameter)
+        parts = [
+            jax.device_put(shards[bounds], device, may_alias=True)
+            for bounds, devices in placement.items()
+            for device in devices
+        ]
+        return jax.make_array_from_single_device_arrays(entry.shape, sharding, parts)
 
-    cells = _cells(entry.shape, entry.chunk)
-    for num_bytes in threads.map(fill, range(len(cells)), cells):
-        report(num_bytes)
-    if sharding is None:
-        ((_, target),) = shards.items()
-        return jax.device_put(target, may_alias=True)
-    parts = [
-        jax.device_put(shards[bounds], device, may_alias=True)
-        for bounds, devices in placement.items()
-        for device in devices
-    ]
-    return jax.make_array_from_single_device_arrays(entry.shape, sharding, parts)
+    def _read(
+        self,
+        folder: pathlib.Path,
+        entry: ArrayEntry,
+        dtype: np.dtype,
+        wanted: Iterable[Bounds],
+        parameter: str,
+    ) -> dict[Bounds, np.ndarray]:
+        store = _checked_store(folder, entry, parameter)
+        shards = {
+            bounds: aligned_empty(tuple(end - begin for begin, end in bounds), dtype)
+            for bounds in wanted
+        }
+
+        def fill(number: int, cell: Cell) -> int:
+            touched = [bounds for bounds in shards if _intersect(cell, bounds)]
+            if not touched:
+                return 0
+            chunk = _read_chunk(store, cell, folder, parameter)
+            if _digest(chunk) != entry.digests[number]:
+                raise CheckpointError(
+                    f"chunk {number}: its digest is not that of the conversion: the file is "
+                    "damaged",
+                    file=folder,
+                    tensor=parameter,
+                )
+            for bounds in touched:
+                _copy(chunk, cell, shards[bounds], bounds)
+            return chunk.nbytes
+
+        cells = _cells(entry.shape, entry.chunk)
+        for num_bytes in self.threads.map(fill, range(len(cells)), cells):
+            self.report(num_bytes)
+        return shards
 
 
 def _put(tree: dict[str, Any], path: str, value: object) -> None:
@@ -213,20 +243,6 @@ def _cells(shape: tuple[int, ...], chunk: tuple[int, ...]) -> list[Cell]:
     return list(itertools.product(*steps))
 
 
-def _placement(
-    shape: tuple[int, ...], sharding: jax.sharding.Sharding | None
-) -> dict[Bounds, list[Any]]:
-    """Returns the parts of an array that this process holds, and the devices that hold each."""
-    if sharding is None:
-        return {tuple((0, size) for size in shape): []}
-    placement: dict[Bounds, list[Any]] = {}
-    for device, index in sharding.addressable_devices_indices_map(shape).items():
-        slices = index or ()
-        bounds = tuple(part.indices(size)[:2] for part, size in zip(slices, shape, strict=True))
-        placement.setdefault(bounds, []).append(device)
-    return placement
-
-
 def _intersect(cell: Cell, bounds: Bounds) -> bool:
     return all(
         part.start < end and begin < part.stop
@@ -241,7 +257,4 @@ def _copy(chunk: np.ndarray, cell: Cell, shard: np.ndarray, bounds: Bounds) -> N
         low, high = max(part.start, begin), min(part.stop, end)
         source.append(slice(low - part.start, high - part.start))
         target.append(slice(low - begin, high - begin))
-    piece = chunk[tuple(source)]
-    if piece.dtype != shard.dtype:
-        piece = piece.astype(np.float32)
-    shard[tuple(target)] = piece
+    shard[tuple(target)] = chunk[tuple(source)]
