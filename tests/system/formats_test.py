@@ -1,4 +1,4 @@
-"""Packed checkpoints served disaggregated, from safetensors and from Orbax, give golden tokens."""
+"""Every format served disaggregated, from safetensors and from Orbax, gives the golden tokens."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +20,7 @@ PAIRS = [
     pytest.param("nvfp4", "orbax", "orbax", marks=pytest.mark.soak),
     pytest.param("mxfp4", "safetensors", "safetensors", marks=pytest.mark.soak),
     pytest.param("nvfp4", "safetensors", "safetensors", marks=pytest.mark.soak),
+    pytest.param("bf16", "safetensors", "orbax", marks=pytest.mark.soak),
 ]
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -104,24 +103,3 @@ def chat(address: str) -> ChatResult:
             return await client.chat({"messages": said}, greedy(30))
 
     return asyncio.run(run())
-
-
-GOLDEN = Path(__file__).parents[1] / "goldens" / "flash-tiny-bf16"
-
-
-def test_golden_greedy_tokens_come_out_of_the_disaggregated_server(
-    compile_cache, tmp_path, read_golden
-):
-    golden = read_golden(GOLDEN)
-    fleet = Fleet(
-        tmp_path, "--model", str(GOLDEN), "--compile-cache", str(compile_cache),
-        "--max-context", "2048",
-    )  # fmt: skip
-    try:
-        _, decode = fleet.pair()
-        prompts = [case.prompt for case in golden]
-        sampling = [greedy(len(case.greedy)) for case in golden]
-        results = generate_all(decode.target, prompts, sampling, concurrency=len(prompts))
-        assert tokens(results) == [case.greedy for case in golden]
-    finally:
-        fleet.close()
