@@ -37,6 +37,7 @@ class Block:
       reader: reads the invoke we are in.
       raw: what it consists of, as long as it may be a quotation; None afterwards.
       results: what its invokes gave while it may be a quotation.
+      line_break: there is one in the end of the invoke we are in, which may prove not to be of it.
       gap: white space since the last tag, the end of `raw` if that is kept.
     """
 
@@ -53,6 +54,7 @@ class Block:
     held: bool = False
     reader: InvokeReader | None = None
     results: list[Result] = field(default_factory=list)
+    line_break: bool = False
     gap: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -87,10 +89,6 @@ class Block:
         """Takes the last `count` lexemes out of the block."""
         if self.raw is not None and count:
             del self.raw[-count:]
-
-    def pass_line_break(self, text: str) -> None:
-        """Takes note of text in the block; with a line break the block leaves its line."""
-        self.inline = self.inline and "\n" not in text
 
     def text(self) -> str:
         """Returns all of it, for a quotation."""

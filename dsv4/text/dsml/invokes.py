@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 
 from dsv4.text.dsml.calls import CallReader, Invoke, Parameter
 from dsv4.text.dsml.tags import Element, Lexeme, Shape, Tag, raw_text
+from dsv4.text.special_tokens import DSML
+
+# Between tags, what a doubled or torn tag leaves behind is no more than white space is.
+TAG_DEBRIS = " \t\r\n<>/"
 
 _MAX_RUN = 4
 _LAST_LINE_BREAK = re.compile(r"\n[ \t]*\Z")
@@ -71,6 +75,11 @@ class InvokeReader:
             return self._feed_text(lexeme)
         return self._feed_tag(lexeme)
 
+    @property
+    def waits(self) -> bool:
+        """Whether the last lexemes may prove not to be of the invoke."""
+        return bool(self._gap)
+
     def finish(self, *, cut: bool) -> Outcome:
         """The stream ends, `cut` off or by the model's will."""
         if self._open is not None and not cut and self._value_is_over(at_end=True):
@@ -80,14 +89,15 @@ class InvokeReader:
         return Outcome(Ending.CUT, self.invoke)
 
     def _feed_text(self, text: str) -> Outcome | None:
-        if text.isspace():
+        solid = text.lstrip(TAG_DEBRIS)
+        if not solid:
             self._gap.append(text)
             return None
         has_parts = self.invoke.parameters or self.invoke.body is not None
-        if text.lstrip().startswith("{") and not has_parts:
-            self._in_body = True
+        if solid.startswith("{") and not has_parts:
+            self._in_body, self._gap = True, []
             self._start_parts()
-            return self._feed_body(text)
+            return self._feed_body(solid)
         self._flaw("text between the tags")
         return Outcome(Ending.ABANDONED, self.invoke, [*self._gap, text])
 
@@ -148,7 +158,7 @@ class InvokeReader:
             self._run_starts_line = []
             self._run_nested = self._nested
         self._parts.append(lexeme)
-        starts_line, self._line_blank = self._line_blank, False
+        starts_line, self._line_blank = self._line_blank, lexeme.raw.endswith("\n")
         if len(self._run) < _MAX_RUN:
             self._run.append(lexeme)
             self._run_starts_line.append(starts_line)
@@ -280,8 +290,9 @@ def _is_prose(tag: Tag) -> bool:
 
 
 def _is_damaged_end(tag: Tag) -> bool:
-    """Whether this can be the end of a value: its marker or its name is missing or misspelt."""
-    return tag.ends(Element.UNKNOWN if tag.marked else Element.PARAMETER)
+    """Whether this can be the end of a value: a part of it is missing or misspelt."""
+    is_bare = tag.raw.startswith(DSML)
+    return is_bare or tag.ends(Element.UNKNOWN if tag.marked else Element.PARAMETER)
 
 
 def _is_end(tag: Tag) -> bool:

@@ -13,7 +13,7 @@ from dsv4.text.chat.messages import Tool
 from dsv4.text.dsml.blocks import Block, Result
 from dsv4.text.dsml.calls import CallReader, Invoke, ToolChoice, make_call
 from dsv4.text.dsml.events import Call, Event, Flaw, Problem, Text
-from dsv4.text.dsml.invokes import Ending, InvokeReader, Outcome
+from dsv4.text.dsml.invokes import TAG_DEBRIS, Ending, InvokeReader, Outcome
 from dsv4.text.dsml.quoting import CodeTracker
 from dsv4.text.dsml.tags import Element, Lexeme, Lexer, Shape, Tag, raw_text
 from dsv4.text.reasoning import ReasoningParser
@@ -46,6 +46,7 @@ class DsmlParser:
         self._lexer = Lexer(think_tags=not think_tokens)
         self._code = CodeTracker()
         self._block: Block | None = None
+        self._in_section = False  # the last block left a section open
         self._tail = ""
         self._made = 0
         self._events: list[Event] = []
@@ -128,6 +129,7 @@ class DsmlParser:
 
     def _end_reasoning(self) -> None:
         self._show(self._take_tail())
+        self._in_section = False
         self._reasoning.end()
         self._code = CodeTracker()
 
@@ -172,9 +174,10 @@ class DsmlParser:
             reasoning=self._reasoning.active,
             coded=coded,
             quoted=coded or self._code.in_block_quote or self._code.after_quote_mark,
-            prose=not self._code.line_blank,
+            prose=not self._code.line_blank and not self._in_section,
             plain=plain,
             raw=[self._take_tail()],
+            sectioned=self._in_section,
         )
         if coded and not tracked:
             self._code.feed(tag.raw)
@@ -214,8 +217,8 @@ class DsmlParser:
 
     def _feed_gap(self, block: Block, text: str) -> None:
         """Text in a block and outside its invokes: white space, or the end of the block."""
-        solid = text.lstrip()
-        block.pass_line_break(text[: len(text) - len(solid)])
+        solid = text.lstrip(TAG_DEBRIS if block.sectioned else None)
+        block.inline = block.inline and "\n" not in text[: len(text) - len(solid)]
         if not solid:
             block.gap.append(text)
             block.keep(text)
@@ -253,7 +256,7 @@ class DsmlParser:
             if block.raw is None and block.reasoning:
                 block.raw = []
         block.keep(tag)
-        block.pass_line_break(tag.raw)
+        block.inline = block.inline and "\n" not in tag.raw
         if tag.element is Element.SECTION:
             block.sectioned = tag.begins(Element.SECTION)
         elif tag.begins(Element.INVOKE) and tag.shape is Shape.EMPTY:
@@ -267,8 +270,13 @@ class DsmlParser:
     def _feed_invoke(self, block: Block, reader: InvokeReader, lexeme: Lexeme) -> None:
         block.keep(lexeme)
         outcome = reader.feed(lexeme)
+        block.line_break = block.line_break or "\n" in raw_text(lexeme)
+        if outcome is None and reader.waits:
+            return
+        if outcome is None or outcome.ending is Ending.COMPLETE:
+            block.inline = block.inline and not block.line_break
+        block.line_break = False
         if outcome is None:
-            block.pass_line_break(raw_text(lexeme))
             self._open(block)
         else:
             self._end_invoke(block, outcome)
@@ -317,7 +325,7 @@ class DsmlParser:
 
     def _commit(self, block: Block) -> None:
         """The block is over, and it was markup."""
-        self._block = None
+        self._block, self._in_section = None, block.sectioned
         for result in block.results:
             self._make(result)
 

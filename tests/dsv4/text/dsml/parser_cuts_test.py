@@ -57,6 +57,20 @@ def test_soup_of_markup_is_parsed_the_same_wherever_it_is_cut(text, places, give
         assert isinstance(json.loads(call.arguments), dict)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"a{D}<DSML|inv>>\n“",
+        f"a <{D}invoke name='any'>\n>b",
+        f"a <{D}invoke name='any'>>\n{{}}{INVOKE_END} b",
+        f"{SECTION_BEGIN}>\n<\n/ {ANY}<\n{X}v{PARAMETER_END}</{INVOKE_END}<",
+    ],
+)
+def test_soup_that_was_once_parsed_differently(text) -> None:
+    for cut in range(len(text)):
+        assert parse([text[:cut], text[cut:]]) == parse(text) == parse(list(text))
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**9), st.lists(st.integers(0, 10**6), max_size=8))
 def test_a_document_is_parsed_to_what_it_says_wherever_it_is_cut(seed, places) -> None:
