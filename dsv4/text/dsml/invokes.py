@@ -112,6 +112,8 @@ class InvokeReader:
                 self._flaw("the end of a parameter without its beginning")
             return None
         if tag.ends(Element.INVOKE):
+            if not self.invoke.parameters and any(raw_text(each).strip() for each in gap):
+                self._flaw("the rest of a tag in place of arguments")
             return Outcome(Ending.COMPLETE, self.invoke)
         if tag.begins(Element.INVOKE) and tag.string is not None:
             self._flaw(f"an invoke in place of a parameter: {tag.raw!r}")

@@ -38,11 +38,11 @@ _MAX_DEPTH = 16
 
 def allowed_types(schema: Any, root: Mapping[str, Any]) -> Types:
     """Returns the types of the values that `schema`, a part of `root`, allows."""
-    types = _allowed(schema, root, 0)
-    return types or None
+    return _allowed(schema, root, 0, {}) or None
 
 
-def _allowed(schema: Any, root: Mapping[str, Any], depth: int) -> Types:
+def _allowed(schema: Any, root: Mapping[str, Any], depth: int, known: dict[str, Types]) -> Types:
+    """Returns the types; `known` are those of references followed before, None of one within."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return None
     types = _named(schema.get("type"))
@@ -58,13 +58,19 @@ def _allowed(schema: Any, root: Mapping[str, Any], depth: int) -> Types:
     for key in ("anyOf", "oneOf"):
         options = schema.get(key)
         if isinstance(options, list | tuple) and options:
-            types = _both(types, _union([_allowed(each, root, depth + 1) for each in options]))
+            parts = [_allowed(each, root, depth + 1, known) for each in options]
+            types = _both(types, _union(parts))
     conditions = schema.get("allOf")
     if isinstance(conditions, list | tuple):
         for each in conditions:
-            types = _both(types, _allowed(each, root, depth + 1))
-    if "$ref" in schema:
-        types = _both(types, _allowed(_follow(schema["$ref"], root), root, depth + 1))
+            types = _both(types, _allowed(each, root, depth + 1, known))
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        if reference not in known:
+            known[reference] = None
+            target = _follow(reference, root)
+            known[reference] = _allowed(target, root, depth + 1, known)
+        types = _both(types, known[reference])
     if schema.get("nullable") is True and types is not None:
         types |= {NULL}
     return types
@@ -107,9 +113,9 @@ def _both(first: Types, second: Types) -> Types:
     return first & second
 
 
-def _follow(reference: Any, root: Mapping[str, Any]) -> Any:
+def _follow(reference: str, root: Mapping[str, Any]) -> Any:
     """Returns what a reference within the schema, like #/$defs/city, names; None if nothing."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
+    if not reference.startswith("#"):
         return None
     part: Any = root
     for key in reference[1:].split("/")[1:]:

@@ -244,6 +244,8 @@ def test_a_value_of_text_is_what_stands_there(value: str) -> None:
         (section(f'<{D}invoke name="bash">'), "malformed"),
         (section(f'<{D}invoke name="bash">', PARIS.split("\n")[0]), "malformed"),
         (section(invoke("bash", "ls")), "malformed"),
+        (section(invoke("bash", "<")), "malformed"),
+        (section(invoke("bash", PARAMETER_END)), "malformed"),
         (section(invoke("bash", parameter("command", "a") + "b")), "malformed"),
         (section(WRITE % f"a{PARAMETER_END}b"), "malformed"),
         (section(invoke("bash", f'<{D}parameter string="true">ls{PARAMETER_END}')), "malformed"),

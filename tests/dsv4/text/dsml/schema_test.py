@@ -28,6 +28,8 @@ ROOT = {
         ({"anyOf": [{"type": "string"}, {"type": "null"}], "type": "string"}, {"string"}),
         ({"$ref": "#/$defs/city"}, {"string"}),
         ({"$ref": "#/$defs/a~1b"}, {"null"}),
+        ({"anyOf": [{"$ref": "#/$defs/city"}, {"$ref": "#/$defs/city"}]}, {"string"}),
+        ({"$ref": 5}, None),
         ({"$ref": "#/$defs/nothing"}, None),
         ({"$ref": "#/$defs/loop"}, None),
         ({"$ref": "https://example.org/schema"}, None),
@@ -46,3 +48,9 @@ ROOT = {
 )
 def test_a_schema_allows_types(schema: Any, types: set[str] | None) -> None:
     assert allowed_types(schema, ROOT) == types
+
+
+def test_references_that_multiply_are_followed_once() -> None:
+    many = [{"$ref": f"#/$defs/{at}"} for at in range(12)]
+    root = {"$defs": {str(at): {"anyOf": many} for at in range(12)}}
+    assert allowed_types({"anyOf": many}, root) is None
