@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeGuard
@@ -110,11 +111,15 @@ def checkpoint_kind(directory: str | pathlib.Path) -> Kind:
       CheckpointError: weights of both kinds.
     """
     folder = pathlib.Path(directory)
-    ours = [name for name in (INVENTORY_FILE, WEIGHTS_FOLDER) if (folder / name).exists()]
     theirs = [name for name in (reader.SINGLE_FILE, reader.INDEX_FILE) if (folder / name).exists()]
-    if ours and theirs:
-        raise CheckpointError(f"got both {theirs[0]} and {ours[0]}, expected one", file=folder)
-    return "orbax" if ours else "safetensors"
+    if (folder / INVENTORY_FILE).exists():
+        if theirs:
+            raise CheckpointError(
+                f"got both {theirs[0]} and {INVENTORY_FILE}, expected one", file=folder
+            )
+        return "orbax"
+    # Without an inventory it cannot be read, and will be said to lack one.
+    return "orbax" if not theirs and (folder / WEIGHTS_FOLDER).exists() else "safetensors"
 
 
 def item_of(parameter: str) -> str:
@@ -137,10 +142,13 @@ def chunk_digest(chunk: bytes | memoryview) -> str:
 
 
 def write_inventory(folder: pathlib.Path, inventory: Inventory) -> None:
-    """Writes `weights.json`."""
+    """Writes `weights.json`, to the disk itself."""
     body = {"version": _VERSION, **dataclasses.asdict(inventory)}
     text = json.dumps({**body, "digest": _digest(body)}, separators=(",", ":"))
-    (folder / INVENTORY_FILE).write_text(text + "\n", encoding="utf-8")
+    with (folder / INVENTORY_FILE).open("w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_inventory(folder: pathlib.Path) -> Inventory:

@@ -112,6 +112,7 @@ def test_another_version_is_refused(tmp_path):
         (["model.safetensors.index.json"], "safetensors"),
         (["weights.json"], "orbax"),
         (["weights"], "orbax"),
+        (["weights", "model.safetensors"], "safetensors"),
     ],
 )
 def test_the_kind_of_a_folder_follows_from_its_files(tmp_path, files, kind):
