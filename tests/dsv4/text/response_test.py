@@ -40,7 +40,7 @@ def written(reasoning: str, content: str, made: list[tuple[str, dict]], thinking
     return text.removesuffix(EOS)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.booleans(), st.sampled_from(["", "Let me see.", "a\n", "`x`\n\n- b"]), CALLS)
 def test_what_the_encoder_writes_is_read_back(thinking, content, made) -> None:
     assume(PARAMETER_END not in str(made))

@@ -88,6 +88,7 @@ def test_attributes_are_read_however_they_are_quoted(
         (f'<{D}parameter name="f"\nx', f'<{D}parameter name="f"', True),
         (f"<{D}invoke that> x", f"<{D}invoke that>", True),
         (f"<{D}r=bash>ls", f"<{D}r=bash>", True),
+        (f"<{D}invoke name='f'/x>y", f"<{D}invoke name='f'/x>", True),
         (f'<{D}invoke name="a" name="b">x', f'<{D}invoke name="a" name="b">', True),
         (f"<{D}, it is{' said' * 20}", f"<{D}", True),
         (f"{D}parameter>x", f"{D}parameter>", True),

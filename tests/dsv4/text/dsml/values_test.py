@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv4.text.dsml.values import MalformedValueError, json_string, json_value, read_value
@@ -86,6 +86,7 @@ json_values = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(json_values, st.booleans())
 def test_json_is_passed_on_as_it_is(value, ascii_only) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, allow_nan=True)
@@ -96,6 +97,7 @@ def test_json_is_passed_on_as_it_is(value, ascii_only) -> None:
         assert json.loads(found[1]) == value
 
 
+@settings(max_examples=40)
 @given(st.text(alphabet=st.characters(exclude_categories=[])))
 def test_any_text_is_a_json_string_that_can_be_sent(text) -> None:
     quoted = json_string(text)
