@@ -239,7 +239,8 @@ def _unpack_fp4(raw: np.ndarray) -> np.ndarray:
     magnitudes = np.array(E2M1, np.float32)
     values = np.concatenate([magnitudes, -magnitudes])
     pairs = np.stack([np.tile(values, 16), np.repeat(values, 16)], axis=1)  # [256, low and high]
-    return pairs[raw]
+    # Both floats of a pair move as one word.
+    return pairs.view(np.uint64).ravel()[raw].view(np.float32)
 
 
 def _block_scale(tensor: StoredTensor, scales: Mapping[str, StoredTensor]) -> StoredTensor:

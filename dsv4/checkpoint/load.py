@@ -33,8 +33,8 @@ Weights = Literal["packed", "expanded"]
 
 _LOG = logging.getLogger(__name__)
 
-# Rows are expanded in pieces of about this many float32 bytes.
-_PIECE_BYTES = 32 << 20
+# Rows are expanded in pieces of about this many float32 bytes, which caches hold.
+_PIECE_BYTES = 1 << 20
 
 
 def load_model(
