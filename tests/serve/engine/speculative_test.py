@@ -122,6 +122,15 @@ def test_drafts_change_no_token_and_no_end(plain, drafting_runner):
     assert plain.moved_buffers() == drafting_runner.moved_buffers() == []
 
 
+def test_drafts_are_drawn_with_the_random_numbers_of_their_own_position(drafting_runner):
+    """So hot that all tokens are about as likely: only the same noise makes the same token."""
+    prompt = tuple(range(2, 40))
+    hot = SamplingParams(temperature=100.0, seed=3, max_tokens=120, ignore_eos=True)
+    ((tokens, *_),), status = answers(drafting_runner, [Request("hot", prompt, hot)])
+    assert len(set(tokens)) > 60
+    assert status.drafts_accepted > 0.3 * status.drafts_proposed
+
+
 def decoded(runner: Runner, first: int, length: int, draft_of, count: int) -> tuple[list[int], int]:
     """Tokens after a prompt in slot 3 whose drafts come from `draft_of`; and steps it took."""
     tokens, steps = [first], 0
