@@ -48,10 +48,11 @@ def pair(request, tmp_path_factory):
     return source, target
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_it_loads_bit_for_bit_like_its_source(pair, dtype):
+def test_it_loads_bit_for_bit_like_its_source(pair):
     source, target = pair
-    assert_same_parameters(state(target, compute_dtype=dtype), state(source, compute_dtype=dtype))
+    assert_same_parameters(
+        state(target, compute_dtype="bfloat16"), state(source, compute_dtype="bfloat16")
+    )
 
 
 def test_expanded_it_loads_bit_for_bit_like_its_source(pair):
