@@ -9,7 +9,7 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4.checkpoint import reader
+from dsv4.checkpoint import reader, writer
 from dsv4.checkpoint.errors import CheckpointError
 from tests.dsv4.checkpoint import draft
 
@@ -86,3 +86,17 @@ def test_any_header_is_tensors_within_the_file_or_an_error(tmp_path_factory, ent
         assert sum(tensor.num_bytes for tensor in tensors) == len(payload)
         for tensor in tensors:
             tensor.read()
+
+
+def test_a_file_that_shrinks_after_its_header_was_read_is_an_error(tmp_path):
+    path = tmp_path / reader.SINGLE_FILE
+    writer.write_safetensors(path, {"a": np.arange(100, dtype=np.float32)})
+    (tensor,) = reader.read_header(path)
+    target = np.zeros(400, np.uint8)
+    tensor.read_into(target)
+    np.testing.assert_array_equal(target.view(np.float32), np.arange(100))
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(CheckpointError, match="tensor a: truncated while reading: got 393 bytes"):
+        tensor.read_into(target)
+    with pytest.raises(CheckpointError, match=r"bytes 8..408: expected within 400"):
+        tensor.read_into(target, 8)

@@ -1,0 +1,112 @@
+"""What stays packed when a checkpoint is loaded, what does not, and that the numbers are equal."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+
+from dsv4.checkpoint import load, stored
+from dsv4.weights import PackedWeight
+from tests.dsv4.checkpoint import draft
+
+EXPERT = "layers.1.ffn.experts.3.w2"
+WKV = "layers.2.attn.wkv"
+
+
+def both(folder):
+    """The model packed and expanded."""
+    return [
+        load.load_model(folder, compute_dtype=jnp.float32, weights=weights)[1]
+        for weights in ("packed", "expanded")
+    ]
+
+
+def assert_same(found, wanted):
+    found = found.expand(jnp.float32) if isinstance(found, PackedWeight) else found
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_scales_keep_their_dtype_and_bytes_are_e8m0(tmp_path):
+    changed = draft.golden("mxfp4")
+    changed.tensors[f"{WKV}.scale"] = changed.tensors[f"{WKV}.scale"].view(np.uint8)
+    name = "layers.1.attn.wkv.scale"
+    changed.tensors[name] = changed.tensors[name].astype(np.float32) * 1.1
+    packed, expanded = both(changed.write(tmp_path))
+    for layer, dtype in ((2, jnp.float8_e8m0fnu), (1, jnp.float32)):
+        found = packed.layers[layer].attn.wkv.weight[...]
+        assert found.scale.dtype == dtype
+        assert_same(found, expanded.layers[layer].attn.wkv.weight[...])
+
+
+def test_a_stack_with_scales_of_several_dtypes_stays_packed(tmp_path):
+    changed = draft.golden("mxfp4")
+    changed.tensors[f"{EXPERT}.scale"] = changed.tensors[f"{EXPERT}.scale"].astype(np.float32) * 3
+    packed, expanded = both(changed.write(tmp_path))
+    found = packed.layers[1].ffn.experts.w2[...]
+    assert (found.format, found.scale.dtype) == ("mxfp4", jnp.float32)
+    assert_same(found, expanded.layers[1].ffn.experts.w2[...])
+
+
+@pytest.mark.parametrize("other", ["plain", "fp8"])
+def test_a_stack_of_several_formats_is_expanded_and_logged(tmp_path, caplog, other):
+    changed = draft.golden("mxfp4")
+    rows, columns = (changed.tensors[f"{EXPERT}.weight"].shape * np.array([1, 2])).tolist()
+    values = np.random.default_rng(0).normal(size=(rows, columns))
+    del changed.tensors[f"{EXPERT}.scale"]
+    dtype = ml_dtypes.bfloat16 if other == "plain" else ml_dtypes.float8_e4m3fn
+    changed.tensors[f"{EXPERT}.weight"] = values.astype(dtype)
+    if other == "fp8":
+        blocks = (-(-rows // 128), -(-columns // 128))
+        changed.tensors[f"{EXPERT}.scale"] = np.full(blocks, 0.5, np.float32)
+    with caplog.at_level(logging.INFO):
+        packed, expanded = both(changed.write(tmp_path))
+    found = packed.layers[1].ffn.experts.w2[...]
+    assert isinstance(found, jax.Array)
+    assert_same(found, expanded.layers[1].ffn.experts.w2[...])
+    assert isinstance(packed.layers[1].ffn.experts.w1[...], PackedWeight)
+    said = [one.getMessage() for one in caplog.records if "several formats" in one.getMessage()]
+    assert len(said) == 1
+    assert "layers.1.ffn.experts.0.w2" in said[0]
+
+
+def test_large_scales_of_small_values_are_no_overflow(tmp_path):
+    changed = draft.golden("mxfp4")
+    weight, scale = changed.tensors[f"{WKV}.weight"], changed.tensors[f"{WKV}.scale"]
+    changed.tensors[f"{WKV}.weight"] = (weight.astype(np.float32) / 448).astype(weight.dtype)
+    changed.tensors[f"{WKV}.scale"] = np.full(scale.shape, 3e38, np.float32)
+    packed, expanded = both(changed.write(tmp_path))
+    assert_same(packed.layers[2].attn.wkv.weight[...], expanded.layers[2].attn.wkv.weight[...])
+
+
+def test_a_packed_embedding_gives_the_rows_of_the_expanded_one(tmp_path):
+    changed = draft.golden("mxfp4")
+    table = changed.tensors["embed.weight"]
+    changed.tensors["embed.weight"] = table.astype(ml_dtypes.float8_e4m3fn)
+    blocks = [-(-size // 128) for size in table.shape]
+    scale = np.random.default_rng(1).random(blocks).astype(np.float32) + 0.1
+    changed.tensors["embed.scale"] = scale
+    packed, expanded = both(changed.write(tmp_path))
+    assert isinstance(packed.embed.weight[...], PackedWeight)
+    tokens = jnp.asarray([0, 200, 383, 127, 128])
+    np.testing.assert_array_equal(packed.embed(tokens), expanded.embed(tokens))
+
+
+@pytest.mark.parametrize("kind", ["mxfp4", "nvfp4"])
+def test_small_pieces_give_the_same_bytes(kind, monkeypatch):
+    folder = draft.GOLDENS / f"flash-tiny-{kind}"
+    whole = load.load_model(folder, compute_dtype=jnp.float32)[1]
+    monkeypatch.setattr(stored, "_PIECE_BYTES", 1000)
+    pieces = load.load_model(folder, compute_dtype=jnp.float32)[1]
+    for found, wanted in zip(
+        jax.tree.leaves(nnx.state(pieces)), jax.tree.leaves(nnx.state(whole)), strict=True
+    ):
+        assert np.asarray(found).tobytes() == np.asarray(wanted).tobytes()
+
+
+def test_other_ways_to_keep_weights_are_refused():
+    with pytest.raises(ValueError, match=r"weights: got 'raw', expected one of \('packed', "):
+        load.load_model(draft.GOLDENS / "flash-tiny-bf16", compute_dtype="float32", weights="raw")
