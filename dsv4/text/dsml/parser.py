@@ -46,7 +46,7 @@ class DsmlParser:
         self._lexer = Lexer(think_tags=not think_tokens)
         self._code = CodeTracker()
         self._block: Block | None = None
-        self._in_section = False  # the last block left a section open
+        self._in_section = False  # in the line where the last block left a section open
         self._tail = ""
         self._made = 0
         self._events: list[Event] = []
@@ -103,6 +103,7 @@ class DsmlParser:
 
     def _feed_text(self, text: str, *, tracked: bool) -> None:
         self._reasoning.saw(text)
+        self._in_section = self._in_section and "\n" not in text
         if not tracked:
             self._code.feed(text)
         text = self._take_tail() + text

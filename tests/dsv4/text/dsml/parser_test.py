@@ -167,6 +167,12 @@ def test_a_call_that_is_glued_to_prose_is_a_call() -> None:
         assert MARKED.search(response.content) is None
 
 
+def test_behind_a_section_without_end_a_mention_is_a_mention_again() -> None:
+    mention = f"\nThe end is missing: {SECTION_END} would be it."
+    response = parse_every_way(BLOCK.removesuffix(f"\n{SECTION_END}") + mention)
+    assert (calls(response), response.content) == ([PARIS_CALL], mention)
+
+
 def test_tags_alone_are_not_shown_unless_in_prose() -> None:
     for tag in (SECTION_BEGIN, SECTION_END, INVOKE_END, PARAMETER_END, f"<{D}invoke name='bash'>"):
         for before, behind in (("", ""), ("", "a"), ("a\n", "\nb"), ("a", ""), ("a", "\n")):
