@@ -173,6 +173,15 @@ def test_behind_a_section_without_end_a_mention_is_a_mention_again() -> None:
     assert (calls(response), response.content) == ([PARIS_CALL], mention)
 
 
+def test_a_section_without_marker_is_one_only_where_a_call_with_marker_follows() -> None:
+    response = parse_every_way(f"a\n\n<tool_calls>\n{PARIS}\n</tool_calls>\n")
+    assert (calls(response), response.content) == ([PARIS_CALL], "a")
+    for behind in (SECTION_END, f"<{D}parameter name='x'>", "<invoke name='now'/>", "x", ""):
+        response = parse_every_way(f"a\n\n<tool_calls>\n{behind}")
+        assert calls(response) == []
+        assert response.content.startswith("a\n\n<tool_calls>\n")
+
+
 def test_tags_alone_are_not_shown_unless_in_prose() -> None:
     for tag in (SECTION_BEGIN, SECTION_END, INVOKE_END, PARAMETER_END, f"<{D}invoke name='bash'>"):
         for before, behind in (("", ""), ("", "a"), ("a\n", "\nb"), ("a", ""), ("a", "\n")):
