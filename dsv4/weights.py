@@ -49,7 +49,11 @@ class PackedWeight:
 
     def __getitem__(self, index: EllipsisType | jax.Array) -> PackedWeight:
         """`...` is the weight itself; integers pick experts of the first axis, still packed."""
-        return self if index is Ellipsis else jax.tree.map(lambda part: part[index], self)
+        if index is Ellipsis:
+            return self
+        # Else XLA computes addresses element by element, and moves what it can of `expand`, for all
+        # experts, out of a loop over some.
+        return jax.lax.optimization_barrier(jax.tree.map(lambda part: part[index], self))
 
     def expand(self, dtype: jax.typing.DTypeLike) -> jax.Array:
         """Returns the weight [..., out, in]: float32 products, rounded once to `dtype`.

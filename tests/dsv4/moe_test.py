@@ -110,7 +110,7 @@ def test_tiles_hold_any_number_of_tokens_per_expert(chosen):
 
 
 def test_one_expert_at_a_time_is_expanded():
-    packed, _ = packed_experts(np.random.default_rng(7), "mxfp4")
+    packed, _ = packed_experts(np.random.default_rng(7), "nvfp4")
     x = jnp.zeros((200, CONFIG.hidden_size))
     experts, weights = jnp.zeros((200, 2), jnp.int32), jnp.zeros((200, 2))
     text = jax.jit(packed._tiled).lower(x, experts, weights).compile().as_text()
@@ -118,6 +118,8 @@ def test_one_expert_at_a_time_is_expanded():
     assert f"u8[{stack[0]},{stack[1]},{stack[2] // 2}]" in text
     assert f"f32[{stack[1]},{stack[2]}]" in text
     assert f"f32[{stack[0]},{stack[1]},{stack[2]}]" not in text
+    # Nor are the scales of all experts made wide ahead of the loop.
+    assert f"f32[{stack[0]},{stack[1]},{stack[2] // 16}]" not in text
 
 
 def test_the_form_follows_from_static_sizes(monkeypatch):
