@@ -42,6 +42,8 @@ _FIXED = {
     "hidden_act": "silu",
     "attention_bias": False,
     "tie_word_embeddings": False,
+    "model_type": "deepseek_v4",
+    "first_k_dense_replace": 0,
 }
 
 
@@ -174,14 +176,19 @@ class ModelConfig:
     def from_hf(cls, raw: Mapping[str, Any]) -> ModelConfig:
         """Reads a parsed `config.json` in any of the three published naming schemes.
 
-        Unknown keys are ignored, except values this implementation does not support (biases, tied
-        embeddings, another scoring function): those are refused. Raises ValueError.
+        Unknown keys are ignored and null means absent, but values this implementation does not
+        support (biases, tied embeddings, another scoring function or model type) and two spellings
+        that contradict each other are refused. Raises ValueError.
         """
         values = _published_names(raw)
         for field, expected in _FIXED.items():
             if values.get(field, expected) != expected:
                 raise ValueError(f"{field}: got {values[field]!r}, supported is {expected!r}")
-        values["rope_scaling"] = _read_rope_scaling(values.get("rope_scaling"))
+        if "rope_scaling" not in values:
+            raise ValueError(
+                "rope_scaling: missing, expected YaRN's parameters, or rope_type 'default' for none"
+            )
+        values["rope_scaling"] = _read_rope_scaling(values["rope_scaling"], "rope_scaling")
         values["compress_ratios"] = _read_compress_ratios(values)
         fields = {f.name: f for f in dataclasses.fields(cls)}
         missing = [
@@ -264,28 +271,48 @@ def _check_relations(config: ModelConfig) -> None:
 
 
 def _published_names(raw: Mapping[str, Any]) -> dict[str, Any]:
-    values = dict(raw)
+    """The values under their published names; null means absent, two spellings must agree."""
+    values = {name: value for name, value in raw.items() if value is not None}
+    given = dict(values)
     for alias, name in _ALIASES.items():
-        if alias in raw and name not in raw:
-            values[name] = raw[alias]
-    if "qk_rope_head_dim" not in values and "partial_rotary_factor" in values:
-        values["qk_rope_head_dim"] = round(values["partial_rotary_factor"] * values["head_dim"])
-    if "original_seq_len" in raw and "rope_scaling" not in raw:
-        values["rope_scaling"] = {
-            "factor": raw.get("rope_factor", 16),
-            "original_max_position_embeddings": raw["original_seq_len"],
-            "beta_fast": raw.get("beta_fast", 32),
-            "beta_slow": raw.get("beta_slow", 1),
+        if alias in given:
+            _set(values, name, given[alias], alias)
+    if "partial_rotary_factor" in given and "head_dim" in values:
+        rope_head_dim = round(given["partial_rotary_factor"] * values["head_dim"])
+        _set(values, "qk_rope_head_dim", rope_head_dim, "partial_rotary_factor")
+    if "original_seq_len" in given:
+        official = {
+            "factor": given.get("rope_factor", 16),
+            "original_max_position_embeddings": given["original_seq_len"],
+            "beta_fast": given.get("beta_fast", 32),
+            "beta_slow": given.get("beta_slow", 1),
         }
-    parameters = values.get("rope_parameters")
+        _set_rope_scaling(values, official, "original_seq_len")
+    parameters = given.get("rope_parameters")
     if isinstance(parameters, Mapping) and "compress" in parameters:
-        main, compress = parameters.get("main", {}), parameters["compress"]
-        values.setdefault("rope_theta", main.get("rope_theta", 10000.0))
-        values.setdefault("compress_rope_theta", compress.get("rope_theta", 160000.0))
-        values.setdefault("rope_scaling", compress)
-    if "num_hash_layers" not in values and "mlp_layer_types" in values:
-        values["num_hash_layers"] = _count_hash_layers(values["mlp_layer_types"])
+        main, compress = parameters.get("main") or {}, parameters["compress"]
+        where = "rope_parameters"
+        _set(values, "rope_theta", main.get("rope_theta", 10000.0), f"{where}.main.rope_theta")
+        theta = compress.get("rope_theta", 160000.0)
+        _set(values, "compress_rope_theta", theta, f"{where}.compress.rope_theta")
+        _set_rope_scaling(values, compress, f"{where}.compress")
+    if "mlp_layer_types" in given:
+        count = _count_hash_layers(given["mlp_layer_types"])
+        _set(values, "num_hash_layers", count, "mlp_layer_types")
     return values
+
+
+def _set(values: dict[str, Any], name: str, value: Any, source: str) -> None:
+    """Gives a field the value that another spelling has for it; both must agree."""
+    if values.setdefault(name, value) != value:
+        raise ValueError(f"{source}: means {name} {value!r}, expected {values[name]!r} as {name}")
+
+
+def _set_rope_scaling(values: dict[str, Any], raw: Any, source: str) -> None:
+    scaling, same = _read_rope_scaling(raw, source), values.get("rope_scaling", raw)
+    if _read_rope_scaling(same, "rope_scaling") != scaling:
+        raise ValueError(f"{source}: got {raw!r}, expected the same as rope_scaling, {same!r}")
+    values["rope_scaling"] = raw
 
 
 def _count_hash_layers(mlp_layer_types: Any) -> int:
@@ -297,35 +324,58 @@ def _count_hash_layers(mlp_layer_types: Any) -> int:
     return count
 
 
-def _read_rope_scaling(raw: Any) -> RopeScaling | None:
-    if raw is None or isinstance(raw, RopeScaling):
-        return raw
+def _read_rope_scaling(raw: Any, source: str) -> RopeScaling | None:
+    if not isinstance(raw, Mapping):
+        raise ValueError(f"{source}: got {raw!r}, expected an object with type and factor")
     kind = raw.get("rope_type", raw.get("type", "yarn"))
     if kind == "default":
         return None
     if kind != "yarn":
-        raise ValueError(f"rope_scaling.type: got {kind!r}, expected 'yarn'")
-    try:
-        return RopeScaling(
-            factor=float(raw["factor"]),
-            original_max_position_embeddings=int(raw["original_max_position_embeddings"]),
-            beta_fast=float(raw.get("beta_fast", 32)),
-            beta_slow=float(raw.get("beta_slow", 1)),
-        )
-    except KeyError as error:
+        raise ValueError(f"{source}.type: got {kind!r}, expected 'yarn'")
+    missing = [key for key in ("factor", "original_max_position_embeddings") if key not in raw]
+    if missing:
+        raise ValueError(f"{source} lacks {missing[0]!r}: expected with type yarn")
+    names = [field.name for field in dataclasses.fields(RopeScaling)]
+    for name in names:
+        value = raw.get(name, 1)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1e9:
+            raise ValueError(f"{source}.{name}: got {value!r}, expected a number > 0")
+    scaling = RopeScaling(**{name: raw[name] for name in names if name in raw})
+    if scaling.beta_fast <= scaling.beta_slow:
         raise ValueError(
-            f"rope_scaling lacks {error.args[0]!r}: expected with type yarn"
-        ) from error
+            f"{source}.beta_fast: got {scaling.beta_fast}, expected above beta_slow "
+            f"({scaling.beta_slow})"
+        )
+    return dataclasses.replace(
+        scaling,
+        factor=float(scaling.factor),
+        original_max_position_embeddings=int(scaling.original_max_position_embeddings),
+        beta_fast=float(scaling.beta_fast),
+        beta_slow=float(scaling.beta_slow),
+    )
 
 
 def _read_compress_ratios(values: Mapping[str, Any]) -> tuple[int, ...]:
-    if values.get("compress_ratios") is not None:
-        return tuple(values["compress_ratios"])
-    if values.get("layer_types") is None:
+    ratios, of_types = values.get("compress_ratios"), _ratios_of_layer_types(values)
+    if ratios is None:
+        if of_types is None:
+            raise ValueError(
+                "compress_ratios: missing, and so is layer_types; expected one of them, because "
+                "the layer pattern differs between models"
+            )
+        return of_types
+    if not isinstance(ratios, (list, tuple)):
+        raise ValueError(f"compress_ratios: got {ratios!r}, expected a list")
+    if of_types is not None and of_types != tuple(ratios)[: len(of_types)]:
         raise ValueError(
-            "compress_ratios: missing, and so is layer_types; expected one of them, because the "
-            "layer pattern differs between models"
+            f"layer_types: means ratios {list(of_types)}, expected compress_ratios {list(ratios)}"
         )
+    return tuple(ratios)
+
+
+def _ratios_of_layer_types(values: Mapping[str, Any]) -> tuple[int, ...] | None:
+    if values.get("layer_types") is None:
+        return None
     rates = values.get("compress_rates") or {}
     ratio_of_type = {
         "sliding_attention": 0,

@@ -77,8 +77,10 @@ def _config_json(config: ModelConfig) -> str:
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
     }
-    if config.rope_scaling is not None:
-        values["rope_scaling"] = {"type": "yarn", **dataclasses.asdict(config.rope_scaling)}
+    scaling = config.rope_scaling
+    values["rope_scaling"] = (
+        {"type": "default"} if scaling is None else {"type": "yarn", **dataclasses.asdict(scaling)}
+    )
     return json.dumps(values, indent=1) + "\n"
 
 

@@ -8,6 +8,7 @@ import pytest
 from dsv4.config import ModelConfig
 from tests.dsv4 import golden
 
+YARN = {"type": "yarn", "factor": 16, "original_max_position_embeddings": 65536}
 PRESETS = {"flash": (43, 2, 21, 20), "pro": (61, 0, 30, 31), "tiny": (6, 1, 3, 2)}
 
 
@@ -114,6 +115,13 @@ def test_the_form_transformers_writes_is_read():
         ({"layer_types": ["full_attention"], "compress_ratios": None}, "layer_types: got"),
         ({"mlp_layer_types": ["moe", "hash_moe"], "num_hash_layers": None}, "mlp_layer_types: got"),
         ({"rms_norm_eps": 0}, "rms_norm_eps: got 0"),
+        ({"model_type": "llama"}, "model_type: got 'llama'"),
+        ({"first_k_dense_replace": 1}, "first_k_dense_replace: got 1"),
+        ({"rope_scaling": "yarn"}, "rope_scaling: got 'yarn'"),
+        ({"rope_scaling": YARN | {"factor": -16}}, "rope_scaling.factor: got -16"),
+        ({"rope_scaling": YARN | {"beta_fast": "32"}}, "rope_scaling.beta_fast: got '32'"),
+        ({"rope_scaling": YARN | {"beta_slow": 64}}, "rope_scaling.beta_fast: got 32"),
+        ({"compress_ratios": 4}, "compress_ratios: got 4"),
     ],
 )
 def test_unusable_values_are_refused_by_name(change, message):
@@ -121,6 +129,48 @@ def test_unusable_values_are_refused_by_name(change, message):
     raw = {name: value for name, value in raw.items() if value is not None}
     with pytest.raises(ValueError, match=message):
         ModelConfig.from_hf(raw)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dim": 64}, "dim: means hidden_size 64, expected 128"),
+        ({"route_scale": 2.5}, "route_scale: means routed_scaling_factor 2.5, expected 1.5"),
+        ({"norm_eps": 1e-5}, "norm_eps: means rms_norm_eps 1e-05"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: means qk_rope_head_dim 32"),
+        ({"layer_types": ["sliding_attention"] * 6}, "layer_types: means ratios"),
+        ({"mlp_layer_types": ["hash_moe"] + ["moe"] * 5}, "mlp_layer_types: means num_hash_layers"),
+        ({"original_seq_len": 4096}, "original_seq_len: got"),
+        ({"rope_parameters": {"compress": YARN | {"factor": 8}}}, "rope_parameters.compress: got"),
+        ({"rope_parameters": {"main": {"rope_theta": 5}, "compress": YARN}}, "main.rope_theta: me"),
+    ],
+)
+def test_two_spellings_of_one_value_must_agree(change, message):
+    raw = json.loads((golden.FOLDER / "config.json").read_text()) | change
+    with pytest.raises(ValueError, match=message):
+        ModelConfig.from_hf(raw)
+
+
+def test_null_means_absent_and_hides_no_other_spelling():
+    raw = json.loads((golden.FOLDER / "config.json").read_text()) | {"hidden_act": None}
+    scaling = raw.pop("rope_scaling")
+    for other in ({"rope_parameters": {"compress": scaling}}, {"original_seq_len": 65536}):
+        assert ModelConfig.from_hf(raw | {"rope_scaling": None} | other) == ModelConfig.tiny()
+
+
+@pytest.mark.parametrize("change", [{}, {"rope_scaling": None}])
+def test_a_config_that_says_nothing_of_yarn_is_refused(change):
+    raw = json.loads((golden.FOLDER / "config.json").read_text())
+    del raw["rope_scaling"]
+    with pytest.raises(ValueError, match="rope_scaling: missing"):
+        ModelConfig.from_hf(raw | change)
+
+
+def test_no_yarn_is_taken_if_it_is_said():
+    raw = json.loads((golden.FOLDER / "config.json").read_text())
+    assert (
+        ModelConfig.from_hf(raw | {"rope_scaling": {"rope_type": "default"}}).rope_scaling is None
+    )
 
 
 def test_a_config_without_a_layer_pattern_is_refused():
