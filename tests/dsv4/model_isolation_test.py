@@ -5,6 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from dsv4.checkpoint.load import load_model
 from tests.dsv4 import golden
 
 PAGES = 3
@@ -75,15 +76,27 @@ def decoded_probe(model, spec, rows, row, rng, probe, num_padding, poison=False)
     ids=["8", "16", "32", "16-bf16-fp8"],
 )
 def test_a_decode_row_is_bit_identical_whatever_the_others_hold(small, rows, formats):
-    spec, _ = golden.create(small.config, num_pages=2, num_slots=2, **formats)
+    check_every_row(small, rows, formats)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["mxfp4", "nvfp4"])
+def test_a_decode_row_is_bit_identical_with_packed_weights(kind):
+    folder = golden.FOLDER.parent / f"flash-tiny-{kind}"
+    config, model = load_model(folder, compute_dtype=jnp.float32)
+    check_every_row(golden.GoldenModel(config, model, {}), 16, {})
+
+
+def check_every_row(model, rows, formats):
+    spec, _ = golden.create(model.config, num_pages=2, num_slots=2, **formats)
     rng = np.random.default_rng(rows)
     probe = random_cache(spec, 1 + PAGES, 2, rng)
-    wanted = decoded_probe(small, spec, rows, 0, rng, probe, 0)
+    wanted = decoded_probe(model, spec, rows, 0, rng, probe, 0)
     for trial in range(rows):
         num_padding = (0, rows // 2, rows - 1)[trial % 3]
-        found = decoded_probe(small, spec, rows, trial, rng, probe, num_padding)
+        found = decoded_probe(model, spec, rows, trial, rng, probe, num_padding)
         assert [name for name in wanted if found[name] != wanted[name]] == []
-    found = decoded_probe(small, spec, rows, 1, rng, probe, rows - 1, poison=True)
+    found = decoded_probe(model, spec, rows, 1, rng, probe, rows - 1, poison=True)
     assert [name for name in wanted if found[name] != wanted[name]] == []
 
 
