@@ -270,12 +270,17 @@ class GenerateEngine:
         bucket = functools.partial(
             bucket_for, buckets=runner.buckets, page_tokens=runner.spec.page_tokens
         )
-        return plan_round(
+        plan = plan_round(
             list(self._running.values()),
             bucket=lambda sequence: sequence.plan_step(bucket),
-            size=lambda sequence: sequence.num_rows,
+            has_draft=lambda sequence: sequence.draft is not None,
             rows=runner.decode_rows,
         )
+        for _, members, drafting in plan:
+            for sequence in members:
+                if sequence not in drafting:
+                    sequence.draft = None
+        return [(width, members) for width, members, _ in plan]
 
     async def _step(self, width: int, members: list[Sequence]) -> None:
         """One compiled decode step over the members that still run."""

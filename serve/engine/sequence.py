@@ -56,11 +56,6 @@ class Sequence:
             self.draft = None
         return width
 
-    @property
-    def num_rows(self) -> int:
-        """Rows of the next step."""
-        return 1 if self.draft is None else 2
-
     def rows(self, grant: Grant) -> list[DecodeRow]:
         """The last token and, right after it, the draft if there is one."""
         tokens = [self.last_token] if self.draft is None else [self.last_token, self.draft]

@@ -255,7 +255,7 @@ DRAFTS = {
 @pytest.mark.parametrize("drafts", DRAFTS)
 def test_drafts_change_how_many_steps_are_run_and_no_token(drafts):
     async def run():
-        runner = FakeRunner(draft=DRAFTS[drafts])
+        runner = FakeRunner(draft=DRAFTS[drafts], decode_rows=7)
         async with running(runner) as engine:
             wanted = [request(f"r{i}", (3 + i, 9), max_tokens=1 + i % 9) for i in range(20)]
             results = await asyncio.gather(*(collect(engine, w) for w in wanted))

@@ -39,7 +39,7 @@ def build(loaded, draft_tokens: int) -> Runner:
         model,
         cache_spec(config, page_tokens=128, draft_tokens=draft_tokens),
         num_pages=60,
-        num_slots=13,
+        num_slots=7,
         chunk_tokens=128,
         decode_rows=8,
         buckets=(8,),
@@ -85,7 +85,7 @@ def answers(runner: Runner, wanted: list[Request]):
             tokenizer=ByteTokenizer(),
             fingerprint="f",
             compute_dtype="float32",
-            layout=layout_table(runner.spec, num_pages=60, num_slots=13),
+            layout=layout_table(runner.spec, num_pages=60, num_slots=7),
             max_context=1024,
             warm_up=lambda: None,
         )
