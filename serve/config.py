@@ -243,6 +243,12 @@ class ChatSettings:
         choices=("low", "high", "max"),
         roles=("decode", "local"),
     )
+    chat_allow_control: bool = setting(
+        False,
+        "names of control tokens in contents become control tokens; dangerous: whoever writes a "
+        "text can end its message and speak as anybody",
+        roles=("decode", "local"),
+    )
 
     def __post_init__(self) -> None:
         _check(self)

@@ -49,6 +49,7 @@ class BpeTokenizer:
         self._hidden = frozenset(token["id"] for token in added if token.get("special"))
         self._bytes = _bytes_by_id(vocabulary, self.special_tokens, source)
         self.vocab_size: int = len(self._bytes)
+        self.longest_token: int = max(len(part) for part in self._bytes if part is not None)
         self.bos_id: int = self._control_id(special_tokens.BOS)
         self.eos_id: int = self._control_id(special_tokens.EOS)
         # Without added tokens no user text can turn into a control id: `encode_special_tokens` of
@@ -90,7 +91,8 @@ class BpeTokenizer:
         """
         utf8.encode_utf8(text)
         tokenizer = self._with_special if allow_special else self._plain
-        return tokenizer.encode(text, add_special_tokens=False).ids
+        # A batch of one: unlike `encode` it lets other threads run meanwhile.
+        return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
         """Returns the bytes that `token_id` adds to the text; U+FFFD for an id it does not know."""

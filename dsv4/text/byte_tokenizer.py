@@ -25,6 +25,7 @@ class ByteTokenizer:
         ids |= {name: _FIRST_CONTROL + i for i, name in enumerate(control[_FIRST_BYTE:])}
         self.special_tokens: Mapping[str, int] = MappingProxyType(ids)
         self.vocab_size: int = _FIRST_CONTROL + len(control) - _FIRST_BYTE
+        self.longest_token: int = max(len(name.encode("utf-8")) for name in ids)
         self._names = {index: name for name, index in ids.items()}
         self._hidden = frozenset(ids[name] for name in special_tokens.HIDDEN)
         self._pattern = special_tokens.pattern(ids)

@@ -22,12 +22,14 @@ class Tokenizer(Protocol):
       vocab_size: one more than the largest id it can produce.
       bos_id: begin of sentence; a prompt starts with it, `encode` never adds it.
       eos_id: end of sentence, the only stop token.
+      longest_token: bytes of the longest token: n tokens stand for at most n times as many.
       special_tokens: name -> id of every control token.
     """
 
     vocab_size: int
     bos_id: int
     eos_id: int
+    longest_token: int
     special_tokens: Mapping[str, int]
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:

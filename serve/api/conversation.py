@@ -13,14 +13,14 @@ from typing import Any
 
 from disagg.errors import InvalidField
 from dsv4.text import special_tokens
-from dsv4.text.chat.encoder import encode_chat
+from dsv4.text.chat.encoder import encode_prompt
 from dsv4.text.chat.fields import ConversationError
 from dsv4.text.chat.messages import ReasoningEffort, Release, ThinkingMode
 from dsv4.text.chat.request import RequestDefaults, read_request
 from dsv4.text.tokenizer import Tokenizer
 from serve.api.status import Refused
 from serve.config import ChatSettings
-from serve.engine.request import ChatFormat
+from serve.engine.request import ChatFormat, check_prompt_text
 
 _NEEDED = (
     special_tokens.BOS,
@@ -45,13 +45,17 @@ class ChatPrompt:
     format: ChatFormat
 
 
-def read_conversation(text: str, tokenizer: Tokenizer, settings: ChatSettings) -> ChatPrompt:
+def read_conversation(
+    text: str, tokenizer: Tokenizer, settings: ChatSettings, max_context: int
+) -> ChatPrompt:
     """Returns the prompt of a conversation.
 
     Args:
       text: JSON of an object with the keys of an OpenAI chat completion request.
       tokenizer: of the model.
-      settings: what holds where the conversation says nothing.
+      settings: what holds where the conversation says nothing, and whether it may hold control
+        tokens.
+      max_context: tokens that prompt and answer may have together.
 
     Raises:
       Refused: FAILED_PRECONDITION, the tokenizer lacks control tokens of the chat format.
@@ -70,7 +74,11 @@ def read_conversation(text: str, tokenizer: Tokenizer, settings: ChatSettings) -
     )
     try:
         wanted = read_request(body, defaults)
-        ids = encode_chat(wanted.conversation, tokenizer, release=Release(settings.chat_release))
+        prompt = encode_prompt(wanted.conversation, release=Release(settings.chat_release))
+        check_prompt_text(
+            prompt.text, longest_token=tokenizer.longest_token, max_context=max_context
+        )
+        ids = prompt.encode(tokenizer, allow_control=settings.chat_allow_control)
     except ConversationError as error:
         raise _invalid(error.path, str(error)) from error
     except ValueError as error:  # a control token that few conversations need

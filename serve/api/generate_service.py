@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any
 
 import grpc
@@ -15,7 +16,7 @@ from serve.api.proto.dsv4.generate.v1 import generate_pb2 as pb
 from serve.api.proto.dsv4.generate.v1 import generate_pb2_grpc as pb_grpc
 from serve.api.request_stream import stream_request
 from serve.api.status import Refused
-from serve.engine.request import Request
+from serve.engine.request import Request, check_prompt_text
 
 INLINE_ENCODE_CHARS = 4096  # longer texts are tokenised on a thread
 
@@ -50,10 +51,9 @@ class GenerateService(pb_grpc.GenerateServicer):
             sampling = convert.sampling_of(request.sampling)
             text, settings = request.conversation, self._front.chat
             tokenizer = self._tokenizer("conversation", "FAILED_PRECONDITION")
-            if len(text) <= INLINE_ENCODE_CHARS:
-                prompt = read_conversation(text, tokenizer, settings)
-            else:
-                prompt = await asyncio.to_thread(read_conversation, text, tokenizer, settings)
+            context_limit = self._front.engine.status().max_context
+            read = functools.partial(read_conversation, text, tokenizer, settings, context_limit)
+            prompt = read() if len(text) <= INLINE_ENCODE_CHARS else await asyncio.to_thread(read)
             return Request(request_id, prompt.token_ids, sampling, deadline, prompt.format)
 
         await stream_request(self._front, request, context, prepare, convert.chat_event_to_proto)
@@ -66,6 +66,8 @@ class GenerateService(pb_grpc.GenerateServicer):
         if len(text) <= INLINE_ENCODE_CHARS:
             ids = tokenizer.encode(text)
         else:
+            max_context = self._front.engine.status().max_context
+            check_prompt_text(text, longest_token=tokenizer.longest_token, max_context=max_context)
             ids = await asyncio.to_thread(tokenizer.encode, text)
         return (tokenizer.bos_id, *ids)
 

@@ -39,7 +39,7 @@ async def abort_with(
     """Ends the call with the status of `error`. Always raises."""
     trailers: list[tuple[str, str]] = []
     field = getattr(error, "field", None)
-    if isinstance(field, str) and field.isascii():
+    if isinstance(field, str) and field.isascii() and field.isprintable():
         trailers.append((ERROR_FIELD_KEY, field))
     if error.code == "RESOURCE_EXHAUSTED":
         trailers.append((RETRY_AFTER_KEY, str(DEFAULT_RETRY_AFTER_MS)))

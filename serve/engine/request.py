@@ -147,6 +147,25 @@ class Request:
         self.sampling.validate(vocab_size)
 
 
+def check_prompt_text(text: str, *, longest_token: int, max_context: int) -> None:
+    """Raises InvalidField for text too long for the context however it is tokenised.
+
+    It costs little, unlike finding that out by tokenising.
+
+    Args:
+      text: of the prompt.
+      longest_token: bytes of the longest token.
+      max_context: as in `Request.validate`.
+    """
+    num_bytes, limit = len(text.encode("utf-8", "surrogatepass")), (max_context - 1) * longest_token
+    if num_bytes > limit:
+        raise InvalidField.of(
+            "prompt",
+            f"{num_bytes} bytes of text, at least {-(-num_bytes // longest_token)} tokens",
+            f"at most {max_context - 1} tokens (context limit {max_context})",
+        )
+
+
 @dataclass(frozen=True)
 class Usage:
     """Token counts of one request."""

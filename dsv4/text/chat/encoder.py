@@ -29,31 +29,6 @@ from dsv4.text.chat.messages import (
 )
 from dsv4.text.chat.prompt import Prompt, PromptWriter
 from dsv4.text.chat.turns import Turn
-from dsv4.text.tokenizer import Tokenizer
-
-
-def encode_chat(
-    conversation: Conversation,
-    tokenizer: Tokenizer,
-    *,
-    release: Release = Release.PREVIEW,
-    allow_control: bool = False,
-) -> list[int]:
-    """Returns the token ids of the prompt: BOS, the messages, and what makes the model answer.
-
-    Args:
-      conversation: what was said.
-      tokenizer: of the checkpoint.
-      release: of the checkpoint; decides what reasoning effort means.
-      allow_control: names of control tokens inside contents become control tokens.
-
-    Raises:
-      ConversationError: a message cannot be written.
-      ValueError: the tokenizer lacks a control token.
-    """
-    return encode_prompt(conversation, release=release).encode(
-        tokenizer, allow_control=allow_control
-    )
 
 
 def encode_prompt(conversation: Conversation, *, release: Release = Release.PREVIEW) -> Prompt:

@@ -43,19 +43,20 @@ class Prompt:
         Raises:
           ValueError: the tokenizer lacks a control token, or plain text is no Unicode text.
         """
-        if allow_control:
-            return tokenizer.encode(self.text, allow_special=True)
-        ids: list[int] = []
         for piece in self.pieces:
-            if not piece.control:
-                ids.extend(tokenizer.encode(piece.text))
-            elif piece.text in tokenizer.special_tokens:
-                ids.append(tokenizer.special_tokens[piece.text])
-            else:
+            if piece.control and piece.text not in tokenizer.special_tokens:
                 raise ValueError(
                     f"tokenizer: expected a control token {piece.text!r}, which the chat format "
                     f"needs, got none among {len(tokenizer.special_tokens)}"
                 )
+        if allow_control:
+            return tokenizer.encode(self.text, allow_special=True)
+        ids: list[int] = []
+        for piece in self.pieces:
+            if piece.control:
+                ids.append(tokenizer.special_tokens[piece.text])
+            else:
+                ids.extend(tokenizer.encode(piece.text))
         return ids
 
 

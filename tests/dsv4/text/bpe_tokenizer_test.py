@@ -1,5 +1,6 @@
 """The real vocabulary through the bundled tokenizer.json, and clear errors for unusable files."""
 
+import copy
 import importlib.util
 import json
 
@@ -89,6 +90,33 @@ def test_samples_survive_and_agree_with_the_library(real, library, text):
     ids = library.encode(text, add_special_tokens=False).ids
     assert real.encode(text, allow_special=True) == ids
     assert library.decode(ids, skip_special_tokens=False) == real.decode(ids)
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+def test_encoding_goes_through_the_call_that_lets_other_threads_run(real, library, text):
+    """`Tokenizer.encode` of the library keeps the interpreter to itself until it is done."""
+
+    class Releasing:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def encode_batch_fast(self, texts, *, add_special_tokens):
+            assert not add_special_tokens
+            return self.inner.encode_batch_fast(texts, add_special_tokens=False)
+
+    guarded = copy.copy(real)
+    guarded._plain = Releasing(real._plain)
+    guarded.__dict__["_with_special"] = Releasing(library)
+    assert guarded.encode(text) == real._plain.encode(text, add_special_tokens=False).ids
+    ids = library.encode(text, add_special_tokens=False).ids
+    assert guarded.encode(text, allow_special=True) == ids
+
+
+def test_the_longest_token_bounds_every_token(real):
+    assert real.longest_token == 128
+    for one in (real, byte_tokenizer.ByteTokenizer()):
+        longest = max(len(one.token_bytes(i)) for i in range(one.vocab_size))
+        assert one.longest_token == longest
 
 
 @settings(deadline=None)

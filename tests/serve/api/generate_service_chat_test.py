@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import json
 import logging
+import threading
 from typing import Any
 
 import grpc
@@ -183,6 +184,37 @@ def test_a_long_conversation_is_encoded_like_a_short_one():
     result, _ = chat(engine, {"messages": [{"role": "user", "content": content}]})
     assert result.content == "a"
     assert f"<｜User｜>{content}<｜Assistant｜>" in BYTES.decode(engine.seen[0].token_ids)
+
+
+class Watched(ByteTokenizer):
+    """Remembers on which threads it encoded."""
+
+    def __init__(self):
+        super().__init__()
+        self.threads: list[threading.Thread] = []
+
+    def encode(self, text, **more):
+        self.threads.append(threading.current_thread())
+        return super().encode(text, **more)
+
+
+@pytest.mark.parametrize("rpc", ["Chat", "Generate"])
+def test_a_long_text_is_encoded_off_the_event_loop_and_not_at_all_if_it_cannot_fit(rpc):
+    async def scenario(content: str, tokenizer: Watched):
+        engine = FakeEngine(script=(BYTES.eos_id,), tokenizer=tokenizer, max_context=1 << 14)
+        async with serving(engine) as client:
+            if rpc == "Generate":
+                return (await client.generate(Prompt(text=content), LONG)).error
+            said = {"messages": [{"role": "user", "content": content}]}
+            return (await client.chat(said, LONG)).error
+
+    tokenizer = Watched()
+    asyncio.run(scenario("x" * (INLINE_ENCODE_CHARS + 1), tokenizer))
+    assert tokenizer.threads and threading.main_thread() not in tokenizer.threads
+    tokenizer = Watched()
+    error = asyncio.run(scenario("x" * (tokenizer.longest_token << 14), tokenizer))
+    assert error is not None and (error.code, error.field) == ("INVALID_ARGUMENT", "prompt")
+    assert "bytes of text" in error.message and not tokenizer.threads
 
 
 def test_a_model_without_a_chat_format_is_a_failed_precondition():

@@ -117,7 +117,7 @@ def test_ids_of_a_whole_chat_are_those_of_the_official_string(real):
     ]
     conversation = Conversation(read_messages(said))
     text = encoder.encode_prompt(conversation).text
-    ids = encoder.encode_chat(conversation, real)
+    ids = encoder.encode_prompt(conversation).encode(real)
     assert ids == real.encode(text, allow_special=True)
     assert ids[0] == 0
     assert ids[-2:] == [128804, 128821]
@@ -135,5 +135,6 @@ def test_the_name_of_a_call_is_text_too():
 def test_control_names_become_control_ids_if_asked_to():
     conversation = Conversation(read_messages([{"role": "user", "content": "<think>"}]))
     think = BYTES.special_tokens["<think>"]
-    assert encoder.encode_chat(conversation, BYTES).count(think) == 1
-    assert encoder.encode_chat(conversation, BYTES, allow_control=True).count(think) == 2
+    prompt = encoder.encode_prompt(conversation)
+    assert prompt.encode(BYTES).count(think) == 1
+    assert prompt.encode(BYTES, allow_control=True).count(think) == 2
