@@ -53,7 +53,7 @@ class PackedWeight:
             return self
         # Else XLA computes addresses element by element, and moves what it can of `expand`, for all
         # experts, out of a loop over some.
-        return jax.lax.optimization_barrier(jax.tree.map(lambda part: part[index], self))
+        return jax.lax.optimization_barrier(jax.tree.map(lambda part: _pick(part, index), self))
 
     def expand(self, dtype: jax.typing.DTypeLike) -> jax.Array:
         """Returns the weight [..., out, in]: float32 products, rounded once to `dtype`.
@@ -72,8 +72,8 @@ class PackedWeight:
         """Rows of one weight [out, in], clipped to it: indices [M] -> [M, in], like `expand`."""
         rows = jnp.clip(rows, 0, self.values.shape[0] - 1)
         picked = PackedWeight(
-            values=self.values[rows][:, None],
-            scale=self.scale[rows // self.block[0]][:, None],
+            values=_pick(self.values, rows)[:, None],
+            scale=_pick(self.scale, rows // self.block[0])[:, None],
             global_scale=None if self.global_scale is None else self.global_scale[None],
             format=self.format,
             block=(1, self.block[1]),
@@ -87,6 +87,14 @@ Weight = jax.Array | PackedWeight
 def expanded(weight: Weight, dtype: jax.typing.DTypeLike) -> jax.Array:
     """A packed weight expanded to `dtype`; a plain one as it is."""
     return weight.expand(dtype) if isinstance(weight, PackedWeight) else weight
+
+
+def _pick(part: jax.Array, index: jax.Array) -> jax.Array:
+    """part[index]; e8m0 as bytes, because XLA for CPUs makes all of it float32 before it picks."""
+    if part.dtype != jnp.float8_e8m0fnu:
+        return part[index]
+    picked = jax.lax.bitcast_convert_type(part, jnp.uint8)[index]
+    return jax.lax.bitcast_convert_type(picked, jnp.float8_e8m0fnu)
 
 
 def _unpack_e2m1(values: jax.Array) -> jax.Array:

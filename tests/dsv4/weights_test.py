@@ -102,7 +102,7 @@ def test_experts_are_picked_packed():
     assert picked.values.dtype == jnp.uint8
     assert picked.shape == (2, 2, 8, 64)
     np.testing.assert_array_equal(whole(picked), every[np.array([[4, 0], [2, 2]])])
-    np.testing.assert_array_equal(whole(weight[np.int32(3)]), every[3])
+    np.testing.assert_array_equal(whole(weight[jnp.int32(3)]), every[3])
     assert weight[...] is weight
 
 
@@ -111,7 +111,7 @@ def test_a_linear_takes_a_packed_weight_for_its_parameter():
     weight = nvfp4_experts(rng, 1, 8, 64)[jnp.int32(0)]
     module = Linear(64, 8, jnp.float32)
     plain = Linear(64, 8, jnp.float32)
-    module.weight = module.weight.replace(weight)
+    module.weight = nnx.Param(weight)
     plain.weight[...] = weight.expand(jnp.float32)
     x = jnp.asarray(rng.normal(size=(5, 64)), jnp.float32)
     graph, state = nnx.split(module)

@@ -54,7 +54,8 @@ def test_a_stack_with_scales_of_several_dtypes_stays_packed(tmp_path):
 @pytest.mark.parametrize("other", ["plain", "fp8"])
 def test_a_stack_of_several_formats_is_expanded_and_logged(tmp_path, caplog, other):
     changed = draft.golden("mxfp4")
-    rows, columns = (changed.tensors[f"{EXPERT}.weight"].shape * np.array([1, 2])).tolist()
+    rows, packed_columns = changed.tensors[f"{EXPERT}.weight"].shape
+    columns = 2 * packed_columns
     values = np.random.default_rng(0).normal(size=(rows, columns))
     del changed.tensors[f"{EXPERT}.scale"]
     dtype = ml_dtypes.bfloat16 if other == "plain" else ml_dtypes.float8_e4m3fn
@@ -109,4 +110,8 @@ def test_small_pieces_give_the_same_bytes(kind, monkeypatch):
 
 def test_other_ways_to_keep_weights_are_refused():
     with pytest.raises(ValueError, match=r"weights: got 'raw', expected one of \('packed', "):
-        load.load_model(draft.GOLDENS / "flash-tiny-bf16", compute_dtype="float32", weights="raw")
+        load.load_model(
+            draft.GOLDENS / "flash-tiny-bf16",
+            compute_dtype="float32",
+            weights="raw",  # pyright: ignore[reportArgumentType]
+        )
