@@ -2,7 +2,8 @@
 
 A value is verbatim up to </｜DSML｜parameter>, whatever else it holds, and beyond that tag where it
 belongs to a whole call that the value quotes. Where the tag is missing or damaged, the tags behind
-the value say whether it is over, see `_value_is_over`.
+the value say whether it is over, see `_value_is_over`; a value that began with the marker does not
+end where no marker is.
 """
 
 import enum
@@ -41,7 +42,7 @@ class InvokeReader:
     """Takes lexemes until the invoke has ended."""
 
     def __init__(self, tag: Tag, calls: CallReader, *, sectioned: bool) -> None:
-        self.invoke = Invoke(tag.name, flaw=f"broken tag {tag.raw!r}" if tag.broken else "")
+        self.invoke = Invoke(tag.name, flaw=tag_flaw(tag))
         self._calls = calls
         self._sectioned = sectioned
         self._given: set[str] = set()
@@ -58,6 +59,7 @@ class InvokeReader:
         self._run_starts_line: list[bool] = []
         self._nested = False  # it has quoted the beginning of a section or an invoke
         self._run_nested = False  # the same, before the run
+        self._quoted_parameter = False  # a value has quoted the beginning of a parameter
         self._quoting = False  # we are in a call that it quotes
 
     def feed(self, lexeme: Lexeme) -> Outcome | None:
@@ -104,11 +106,10 @@ class InvokeReader:
     def _feed_tag(self, tag: Tag) -> Outcome | None:
         gap, self._gap = self._gap, []
         if tag.element is Element.PARAMETER:
-            if tag.broken:
-                self._flaw(f"broken tag {tag.raw!r}")
+            self._flaw(tag_flaw(tag))
             if tag.begins(Element.PARAMETER):
                 self._begin_parameter(tag)
-            elif not self.invoke.parameters:
+            elif not self.invoke.parameters or self._quoted_parameter:
                 self._flaw("the end of a parameter without its beginning")
             return None
         if tag.ends(Element.INVOKE):
@@ -185,9 +186,11 @@ class InvokeReader:
             self._nested = True
         elif tag.ends(Element.INVOKE):
             self._quoting = False
-        elif tag.begins(Element.PARAMETER) and last is not None:
-            in_call = last.begins(Element.INVOKE) and last.shape is Shape.BEGIN
+        elif tag.begins(Element.PARAMETER):
+            begins_call = last is not None and last.begins(Element.INVOKE)
+            in_call = begins_call and last.shape is Shape.BEGIN
             self._quoting = self._quoting or in_call
+            self._quoted_parameter = self._quoted_parameter or not self._quoting
 
     def _value_is_over(self, *, at_end: bool) -> bool:
         """Whether the run of tags that the value ends with shows that its own end is missing.
@@ -206,7 +209,9 @@ class InvokeReader:
             return len(run) > 1 and run[1].ends(Element.INVOKE)
         damaged = _is_damaged_end(run[0])
         if damaged:
-            run = run[1:]
+            unmarked, run = not run[0].marked, run[1:]
+            if unmarked and not self._is_plain and run and not run[0].marked:
+                return False
             if run and run[0].marked and run[0].begins(Element.PARAMETER):
                 takes = self._calls.takes(self.invoke.name, run[0].name)
                 return takes and run[0].name not in self._given and not run[0].broken
@@ -229,17 +234,21 @@ class InvokeReader:
             return False
         if len(run) == 1:
             return at_end
-        plain = self._open is not None and not self._open.marked
-        if not run[1].marked and not plain:
+        if not run[1].marked and not self._is_plain:
             return False
         if run[1].ends(Element.SECTION):
             return at_end or damaged
         begins = len(run) > 2 and run[1].begins(Element.INVOKE)
         return begins and self._calls.declares(run[1].name, run[2].name)
 
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the open parameter has no marker: then tags without it may end its value."""
+        return self._open is not None and not self._open.marked
+
     def _is_next_parameter(self, tag: Tag) -> bool:
         begins = tag.begins(Element.PARAMETER) and not tag.broken
-        is_new = begins and tag.name not in self._given
+        is_new = begins and tag.name not in self._given and (tag.marked or self._is_plain)
         return is_new and self._calls.declares(self.invoke.name, tag.name)
 
     def _begins_anew(self) -> bool:
@@ -285,6 +294,13 @@ class InvokeReader:
 
     def _flaw(self, flaw: str) -> None:
         self.invoke.flaw = self.invoke.flaw or flaw
+
+
+def tag_flaw(tag: Tag) -> str:
+    """Returns why the beginning of an invoke or a parameter can't be read; empty if it can."""
+    if tag.stray:
+        return f"attribute {tag.stray!r} in {tag.raw!r}, expected name and string"
+    return f"broken tag {tag.raw!r}" if tag.broken else ""
 
 
 def _is_prose(tag: Tag) -> bool:

@@ -13,7 +13,7 @@ from dsv4.text.chat.messages import Tool
 from dsv4.text.dsml.blocks import Block, Result
 from dsv4.text.dsml.calls import CallReader, Invoke, ToolChoice, make_call
 from dsv4.text.dsml.events import Call, Event, Flaw, Problem, Text
-from dsv4.text.dsml.invokes import TAG_DEBRIS, Ending, InvokeReader, Outcome
+from dsv4.text.dsml.invokes import TAG_DEBRIS, Ending, InvokeReader, Outcome, tag_flaw
 from dsv4.text.dsml.quoting import CodeTracker
 from dsv4.text.dsml.tags import Element, Lexeme, Lexer, Shape, Tag, raw_text
 from dsv4.text.reasoning import ReasoningParser
@@ -261,7 +261,7 @@ class DsmlParser:
         if tag.element is Element.SECTION:
             block.sectioned = tag.begins(Element.SECTION)
         elif tag.begins(Element.INVOKE) and tag.shape is Shape.EMPTY:
-            self._read(block, Invoke(tag.name, flaw=f"broken tag {tag.raw!r}" * tag.broken))
+            self._read(block, Invoke(tag.name, flaw=tag_flaw(tag)))
         elif tag.begins(Element.INVOKE):
             block.reader = InvokeReader(tag, self._calls, sectioned=block.sectioned)
         elif tag.element is not Element.THINK:

@@ -17,6 +17,7 @@ _SPACES = " \t\r\n"
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.:")
 # What closes a value that a quotation mark opens.
 _QUOTES = {'"': '"', "'": "'", "“": '”“"', "”": '”“"', "‘": "’‘'", "’": "’‘'"}
+_ATTRIBUTES = ("name", "string")
 _START = re.compile("[<｜]")
 
 # A tag is given up where one of its parts gets longer than any real one.
@@ -55,6 +56,7 @@ class Tag:
       label: the name it is written with, in lower case.
       name, string: values of these attributes, None where missing.
       broken: it ends before it is complete, or holds what no tag holds.
+      stray: an attribute that no tag has; empty if there is none.
     """
 
     raw: str
@@ -65,6 +67,7 @@ class Tag:
     name: str | None = None
     string: str | None = None
     broken: bool = False
+    stray: str = ""
 
     def begins(self, element: Element) -> bool:
         """Returns whether this is <x> or <x/> of `element`."""
@@ -194,6 +197,7 @@ class _TagReader:
             name,
             self._attributes.get("string"),
             self._broken,
+            next((key for key in self._attributes if key not in _ATTRIBUTES), ""),
         )
         return [tag, rest] if rest else [tag]
 
@@ -227,9 +231,11 @@ class _TagReader:
         self._marked = True
         self._broken = True
         character = yield
-        yield from self._word(character)
+        if character.isalpha():
+            yield from self._word(character)
+            character = self._next
         self._tag_length = len(self._raw)
-        return self._next == ">"
+        return character == ">"
 
     def _plain_tag(self, character: str) -> Generator[None, str, bool]:
         """A tag without marker, of one of the exact names."""
@@ -310,7 +316,7 @@ class _TagReader:
         """
         start = len(self._raw)
         key = (yield from self._word(character)).lower()
-        if newline and key not in ("name", "string"):
+        if newline and key not in _ATTRIBUTES:
             self._tag_length, self._last_belongs = length, False
             return ""
         character = yield from self._spaces(self._next)
