@@ -13,8 +13,6 @@ import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
-from dsv4.checkpoint.errors import CheckpointError
-
 _INTRO = """\
 Looks at DeepSeek-V4 checkpoints on disk, whatever formats and names they use, and converts them.
 
@@ -34,7 +32,7 @@ class Command:
       help: one line, without capital and full stop.
       epilog: examples and the meaning of the exit status.
       add_arguments: adds its arguments.
-      run: carries it out and returns the exit status; may raise CheckpointError or ValueError.
+      run: carries it out and returns the exit status; may raise ValueError or OSError.
     """
 
     name: str
@@ -51,10 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = options.run(options)
         sys.stdout.flush()
         return status
-    except (CheckpointError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except BrokenPipeError:
+        return 2
+    except (OSError, ValueError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -148,6 +146,11 @@ def _convert_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace a converted checkpoint at DST"
     )
+    parser.add_argument(
+        "--without-mtp",
+        action="store_true",
+        help="leave the multi-token-prediction block out; drafting needs it",
+    )
 
 
 def _convert(options: argparse.Namespace) -> int:
@@ -173,6 +176,7 @@ def _convert(options: argparse.Namespace) -> int:
             options.source,
             options.target,
             overwrite=options.overwrite,
+            mtp=not options.without_mtp,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     print(f"{options.target}: {num_bytes / 1e9:.3f} GB of parameters")

@@ -5,17 +5,18 @@ The source is validated like a load validates it. The destination appears when i
 
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from dsv4.checkpoint import fingerprint, inventory, names, orbax_store, plan, reader, staging
 from dsv4.checkpoint.config_file import CONFIG_FILE, declared_fp8_block, load_config
-from dsv4.checkpoint.errors import CheckpointError
+from dsv4.checkpoint.errors import CheckpointError, naming_files
 from dsv4.checkpoint.inventory import Inventory, ParameterEntry
 from dsv4.checkpoint.plan import Assignment
-from dsv4.checkpoint.stored import read_stored
+from dsv4.checkpoint.reader import StoredTensor
+from dsv4.checkpoint.stored import read_stored, stored_bytes
 from dsv4.config import ModelConfig
 
 # What lies beside the weights and is copied: config, tokenizer, chat format, licence.
@@ -29,6 +30,7 @@ def convert(
     destination: str | pathlib.Path,
     *,
     overwrite: bool = False,
+    mtp: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
     """Converts a safetensors checkpoint; `load_model` takes the result like the source.
@@ -37,46 +39,103 @@ def convert(
       source: any folder that `load_model` takes, of safetensors files.
       destination: new or empty folder.
       overwrite: replace a converted checkpoint at `destination`.
+      mtp: convert the multi-token-prediction block too if there is one; it must be one that
+        `load_model` takes.
       progress: called with (bytes read, bytes to read), first with 0.
 
     Returns:
       Bytes of the parameters written.
 
     Raises:
-      CheckpointError: what `load_model` raises; the destination exists, is being written by another
-        process, or the disk has not enough room.
+      CheckpointError: what `load_model` raises; the source changes meanwhile; the destination
+        exists, is a mount point or being written by another process; the disk has not enough room,
+        or the operating system refuses something.
     """
-    origin, target = pathlib.Path(source).resolve(), pathlib.Path(destination).resolve()
+    with naming_files(pathlib.Path(destination)):
+        origin, target = pathlib.Path(source).resolve(), pathlib.Path(destination).resolve()
+        return _convert(origin, target, overwrite=overwrite, mtp=mtp, progress=progress)
+
+
+def _convert(
+    origin: pathlib.Path,
+    target: pathlib.Path,
+    *,
+    overwrite: bool,
+    mtp: bool,
+    progress: Callable[[int, int], None] | None,
+) -> int:
     if target.is_relative_to(origin) or origin.is_relative_to(target):
         raise CheckpointError(f"destination: expected a folder apart from {origin}", file=target)
     if inventory.checkpoint_kind(origin) != "safetensors":
         raise CheckpointError("is a converted checkpoint already", file=origin)
     config, raw = load_config(origin)
+    fp8_block = declared_fp8_block(raw, origin / CONFIG_FILE)
     tensors = names.official_tensors(reader.read_tensors(origin))
-    with_mtp = any(names.is_mtp(name) for name in tensors)
-    _, leaves = plan.abstract_model(config, np.float32, mtp=with_mtp)
-    block = declared_fp8_block(raw, origin / CONFIG_FILE)
-    used = plan.without_copies(tensors)
-    assignments = plan.plan(leaves, used, source=origin, fp8_block=block)
+    assignments = _plan(origin, config, tensors, fp8_block, mtp=mtp)
     companions = _companions(origin)
+    prints = fingerprint.tensors_fingerprint(tensors, fp8_block=fp8_block)
     staged = staging.staged_folder(
         target,
         num_bytes=_needed_bytes(assignments, companions),
         overwrite=overwrite,
-        is_replaceable=lambda folder: inventory.checkpoint_kind(folder) == "orbax",
+        check_replaceable=inventory.check_converted,
     )
     report = _reporter(sum(assignment.num_bytes for assignment in assignments), progress)
     entries: dict[str, ParameterEntry] = {}
     with staged as work, orbax_store.chunk_threads() as threads:
         for item, group in _by_item(assignments).items():
             entries |= _convert_item(work, item, group, config, threads, report)
-        for path in companions:
-            copy = work / path.relative_to(origin)
-            copy.parent.mkdir(exist_ok=True)
-            shutil.copyfile(path, copy)
-        prints = fingerprint.tensors_fingerprint(tensors)
-        inventory.write_inventory(work, Inventory(prints, entries))
+        files = {str(path.relative_to(origin)): path for path in companions}
+        for name, path in files.items():
+            (work / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, work / name)
+        digests = {name: inventory.file_digest(work / name) for name in files}
+        if load_config(work) != (config, raw):
+            raise CheckpointError("changed while it was converted", file=origin / CONFIG_FILE)
+        if fingerprint.tensors_fingerprint(tensors, fp8_block=fp8_block) != prints:
+            raise CheckpointError("its tensors changed while they were converted", file=origin)
+        inventory.write_inventory(work, Inventory(prints, digests, entries))
     return sum(entry.num_bytes for entry in entries.values())
+
+
+def _plan(
+    origin: pathlib.Path,
+    config: ModelConfig,
+    stored: Mapping[str, StoredTensor],
+    fp8_block: tuple[int, int] | None,
+    *,
+    mtp: bool,
+) -> list[Assignment]:
+    """Returns what fills the parameters, those of the MTP block if it is there and wanted."""
+    tensors = plan.without_copies(stored) if mtp else plan.without_mtp(stored)
+    with_mtp = any(names.is_mtp(name) for name in tensors)
+    try:
+        _, leaves = plan.model_of_folder(origin, config, np.float32, mtp=with_mtp)
+        return plan.plan(leaves, tensors, source=origin, fp8_block=fp8_block)
+    except CheckpointError as error:
+        if not with_mtp or not _fits_without_mtp(origin, config, tensors, fp8_block):
+            raise
+        raise CheckpointError(
+            f"{error.problem}: the multi-token-prediction block is not one that is supported; "
+            "--without-mtp leaves it out",
+            file=error.file,
+            tensor=error.tensor,
+        ) from error
+
+
+def _fits_without_mtp(
+    origin: pathlib.Path,
+    config: ModelConfig,
+    tensors: Mapping[str, StoredTensor],
+    fp8_block: tuple[int, int] | None,
+) -> bool:
+    """Whether all is well but the MTP block."""
+    try:
+        _, leaves = plan.model_of_folder(origin, config, np.float32, mtp=False)
+        plan.plan(leaves, plan.without_mtp(tensors), source=origin, fp8_block=fp8_block)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _convert_item(
@@ -128,7 +187,7 @@ def _reporter(total: int, progress: Callable[[int, int], None] | None) -> Callab
 def _needed_bytes(assignments: Iterable[Assignment], companions: Iterable[pathlib.Path]) -> int:
     """Returns about how many bytes a conversion writes."""
     copied = sum(path.stat().st_size for path in companions)
-    return copied + sum(assignment.num_bytes for assignment in assignments) + _EXTRA_BYTES
+    return copied + sum(map(stored_bytes, assignments)) + _EXTRA_BYTES
 
 
 def _companions(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -1,6 +1,9 @@
-"""The one error of checkpoint reading: it names the file, and the tensor if there is one."""
+"""The one error of checkpoints: it names the file, and the tensor if there is one."""
 
+import contextlib
+import os
 import pathlib
+from collections.abc import Iterator
 
 
 class CheckpointError(ValueError):
@@ -18,3 +21,17 @@ class CheckpointError(ValueError):
         self.file = file
         self.tensor = tensor
         self.problem = problem
+
+
+@contextlib.contextmanager
+def naming_files(default: pathlib.Path) -> Iterator[None]:
+    """What the operating system refuses in the body becomes a CheckpointError.
+
+    It names the file that the OSError names, else `default`.
+    """
+    try:
+        yield
+    except OSError as error:
+        name = error.filename
+        file = pathlib.Path(os.fsdecode(name)) if isinstance(name, str | bytes) else default
+        raise CheckpointError(f"{error.strerror or error}", file=file) from error

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from dsv4.checkpoint import reader
-from dsv4.checkpoint.errors import CheckpointError
+from dsv4.checkpoint.errors import CheckpointError, naming_files
 from dsv4.checkpoint.formats import Format
 
 INVENTORY_FILE = "weights.json"
@@ -40,7 +40,15 @@ DTYPES = tuple(
     )
 )
 
-_VERSION = "dsv4 orbax 1"
+_VERSION = "dsv4 orbax 2"
+# What Orbax puts into a checkpoint beside its arrays.
+_ORBAX_ENTRIES = (
+    "_CHECKPOINT_METADATA",
+    "_METADATA",
+    "_sharding",
+    "array_metadatas",
+    "commit_success.txt",
+)
 # Names of a parameter's arrays. A plain parameter has the first, a packed one values and scales.
 PLAIN, VALUES, SCALE, GLOBAL_SCALE = "array", "values", "scale", "global_scale"
 _PARTS = {
@@ -97,10 +105,12 @@ class Inventory:
 
     Attributes:
       tensors: `fingerprint.tensors_fingerprint` of the checkpoint it was converted from.
+      files: path below the folder of config.json and its companions -> `file_digest`.
       parameters: dotted path of a parameter -> what is stored of it.
     """
 
     tensors: str
+    files: Mapping[str, str]
     parameters: Mapping[str, ParameterEntry]
 
 
@@ -111,15 +121,17 @@ def checkpoint_kind(directory: str | pathlib.Path) -> Kind:
       CheckpointError: weights of both kinds.
     """
     folder = pathlib.Path(directory)
-    theirs = [name for name in (reader.SINGLE_FILE, reader.INDEX_FILE) if (folder / name).exists()]
-    if (folder / INVENTORY_FILE).exists():
-        if theirs:
-            raise CheckpointError(
-                f"got both {theirs[0]} and {INVENTORY_FILE}, expected one", file=folder
-            )
-        return "orbax"
-    # Without an inventory it cannot be read, and will be said to lack one.
-    return "orbax" if not theirs and (folder / WEIGHTS_FOLDER).exists() else "safetensors"
+    with naming_files(folder):
+        weights = (reader.SINGLE_FILE, reader.INDEX_FILE)
+        theirs = [name for name in weights if (folder / name).exists()]
+        if (folder / INVENTORY_FILE).exists():
+            if theirs:
+                raise CheckpointError(
+                    f"got both {theirs[0]} and {INVENTORY_FILE}, expected one", file=folder
+                )
+            return "orbax"
+        # Without an inventory it cannot be read, and will be said to lack one.
+        return "orbax" if not theirs and (folder / WEIGHTS_FOLDER).exists() else "safetensors"
 
 
 def item_of(parameter: str) -> str:
@@ -139,6 +151,52 @@ def array_folder(folder: pathlib.Path, parameter: str, part: str) -> pathlib.Pat
 def chunk_digest(chunk: bytes | memoryview) -> str:
     """Returns 32 hex digits of a chunk's bytes."""
     return hashlib.sha256(chunk).hexdigest()[:32]
+
+
+def file_digest(path: pathlib.Path) -> str:
+    """Returns 64 hex digits of a file's bytes. Raises CheckpointError naming it."""
+    with naming_files(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_files(folder: pathlib.Path, inventory: Inventory) -> None:
+    """Raises CheckpointError naming the first of `inventory.files` that is not as it was."""
+    for name, digest in inventory.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError("missing: the inventory has it", file=path)
+        if file_digest(path) != digest:
+            raise CheckpointError(
+                "its digest is not that of the conversion: the file is changed or damaged",
+                file=path,
+            )
+
+
+def check_converted(folder: pathlib.Path) -> None:
+    """Raises CheckpointError unless a folder is a converted checkpoint and nothing else.
+
+    Its inventory must read, and every file and folder in it must be of the inventory or of Orbax.
+    What the inventory promises need not be there.
+    """
+    inventory = read_inventory(folder)
+    known = {folder / INVENTORY_FILE, *(folder / name for name in inventory.files)}
+    arrays = {
+        array_folder(folder, parameter, part)
+        for parameter, entry in inventory.parameters.items()
+        for part in entry.arrays
+    }
+    items = {path.parent for path in arrays}
+    inner = {parent for path in known | arrays for parent in path.parents}
+    with naming_files(folder):
+        for path, folders, files in os.walk(folder):
+            here = pathlib.Path(path)
+            entries = [here / name for name in (*folders, *files)]
+            if here in items:
+                entries = [entry for entry in entries if entry.name not in _ORBAX_ENTRIES]
+            foreign = [entry for entry in entries if entry not in known | arrays | inner]
+            if foreign:
+                raise CheckpointError("unexpected: the inventory does not have it", file=foreign[0])
+            folders[:] = [name for name in folders if here / name in inner]
 
 
 def write_inventory(folder: pathlib.Path, inventory: Inventory) -> None:
@@ -167,11 +225,15 @@ def read_inventory(folder: pathlib.Path) -> Inventory:
         raise CheckpointError(
             f"digest: got {digest!r}, expected {_digest(body)!r}: the file is damaged", file=path
         )
-    tensors, parameters = body.get("tensors"), body.get("parameters")
-    if not isinstance(tensors, str) or not isinstance(parameters, dict):
-        raise CheckpointError("expected tensors and parameters", file=path)
+    tensors, files, parameters = (body.get(key) for key in ("tensors", "files", "parameters"))
+    if (
+        not isinstance(tensors, str)
+        or not isinstance(files, dict)
+        or not isinstance(parameters, dict)
+    ):
+        raise CheckpointError("expected tensors, files and parameters", file=path)
     return Inventory(
-        tensors, {name: _parameter(name, value, path) for name, value in parameters.items()}
+        tensors, files, {name: _parameter(name, value, path) for name, value in parameters.items()}
     )
 
 

@@ -18,7 +18,6 @@ from flax import nnx
 from dsv4.checkpoint import formats, inventory, names, reader
 from dsv4.checkpoint import plan as planning
 from dsv4.checkpoint.config_file import CONFIG_FILE, declared_fp8_block, load_config
-from dsv4.checkpoint.errors import CheckpointError
 from dsv4.checkpoint.memory import aligned_empty
 from dsv4.checkpoint.plan import Assignment
 from dsv4.checkpoint.restore import Sharding, on_devices, restore_parameters
@@ -74,7 +73,7 @@ def load_model(
         raise ValueError(f"weights: got {weights!r}, expected one of {get_args(Weights)}")
     folder = pathlib.Path(directory)
     config, raw = load_config(folder)
-    graph, leaves = planning.abstract_model(config, compute_dtype, mtp=mtp)
+    graph, leaves = planning.model_of_folder(folder, config, compute_dtype, mtp=mtp)
     if inventory.checkpoint_kind(folder) == "orbax":
         filled = restore_parameters(
             folder, leaves, weights=weights, sharding=sharding, progress=progress
@@ -83,10 +82,7 @@ def load_model(
     stored = names.official_tensors(reader.read_tensors(folder))
     tensors = planning.without_copies(stored) if mtp else planning.without_mtp(stored)
     if mtp and not any(names.is_mtp(name) for name in tensors):
-        raise CheckpointError(
-            "holds no multi-token-prediction block (tensors mtp.*), which drafting needs",
-            file=folder,
-        )
+        raise planning.no_mtp_block(folder)
     if len(tensors) < len(stored):
         skipped = len(stored) - len(tensors)
         _LOG.info("%s: skipped %d tensors of the multi-token-prediction block", folder, skipped)

@@ -13,6 +13,8 @@ from dsv4.checkpoint.reader import StoredTensor
 
 # Last part of the names of tensors that belong to a weight.
 SCALE_SUFFIXES = ("scale", "weight_scale_inv", "weight_scale", "weight_scale_2", "input_scale")
+# Those of them that mean the same, block scales.
+_BLOCK_SCALES = ("scale", "weight_scale_inv", "weight_scale")
 
 _ROOT = {"embed_tokens": "embed", "lm_head": "head"}
 _LAYER = {
@@ -117,6 +119,12 @@ def scales_of(weight: str, tensors: Mapping[str, StoredTensor]) -> dict[str, Sto
 def scale_name(weight: str, suffix: str) -> str:
     """Returns the official name of a scale of an official weight name."""
     return weight.removesuffix("weight") + suffix
+
+
+def plain_scale_name(official: str) -> str:
+    """Returns an official name, of a weight's block scale that with the suffix `scale`."""
+    prefix, _, last = official.rpartition(".")
+    return f"{prefix}.scale" if prefix and last in _BLOCK_SCALES else official
 
 
 def _head_mixing(part: str) -> str:

@@ -38,6 +38,9 @@ def write_item(folder: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
       folder: new folder; it appears, by a rename, once everything is written.
       arrays: dotted path -> array; the path's parts become the checkpoint's tree. They are not
         copied if they are aligned (`memory.aligned_empty`).
+
+    Raises:
+      CheckpointError: it cannot be written, such as to a full disk; names `folder`.
     """
     import orbax.checkpoint as ocp
 
@@ -49,8 +52,13 @@ def write_item(folder: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
         chunks = ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES, shard_axes=(0,) if large else ())
         _put(options, path, chunks)
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=False, use_compression=False)
-    with _quiet_merge(), ocp.Checkpointer(handler) as checkpointer:
-        checkpointer.save(folder.absolute(), ocp.args.PyTreeSave(tree, save_args=options))
+    try:
+        with _quiet(), ocp.Checkpointer(handler) as checkpointer:
+            checkpointer.save(folder.absolute(), ocp.args.PyTreeSave(tree, save_args=options))
+    except (OSError, RuntimeError, ValueError) as failure:
+        raise CheckpointError(
+            f"cannot be written: {_first_line(failure)}", file=folder
+        ) from failure
 
 
 def describe_array(
@@ -169,11 +177,17 @@ def _put(tree: dict[str, Any], path: str, value: object) -> None:
 
 
 @contextlib.contextmanager
-def _quiet_merge() -> Iterator[None]:
-    """Orbax warns that there is no OCDBT data to merge, which is as it should be."""
+def _quiet() -> Iterator[None]:
+    """Drops what Orbax logs without need.
+
+    It warns that there is no OCDBT data to merge, which is as it should be, and logs the traceback
+    of an error that it raises too.
+    """
+    needless = ("Skipping merge of OCDBT checkpoints", "_SignalingThread.run() raised an exception")
 
     def keep(record: logging.LogRecord) -> bool:
-        return "Skipping merge of OCDBT checkpoints" not in record.getMessage()
+        message = record.getMessage()
+        return not any(text in message for text in needless)
 
     logger = logging.getLogger("absl")
     logger.addFilter(keep)
@@ -227,7 +241,8 @@ def _read_chunk(store: Any, cell: Cell, folder: pathlib.Path, parameter: str) ->
 
 
 def _first_line(failure: Exception) -> str:
-    return str(failure).partition("\n")[0][:300]
+    line = str(failure).partition("\n")[0]
+    return line if len(line) <= 400 else f"{line[:200]} ... {line[-200:]}"
 
 
 def _digest(chunk: np.ndarray) -> str:

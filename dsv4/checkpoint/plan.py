@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from dsv4.checkpoint import formats, names
+from dsv4.checkpoint.config_file import CONFIG_FILE
 from dsv4.checkpoint.errors import CheckpointError
 from dsv4.checkpoint.reader import StoredTensor
 from dsv4.config import ModelConfig
@@ -73,9 +74,33 @@ def abstract_model(
     """Returns the model's graph and path -> parameter, shapes and dtypes only, nothing allocated.
 
     `nnx.merge(graph, nnx.from_flat_state(leaves))` makes the model once the leaves are filled.
+
+    Raises:
+      ValueError: the config has no model of this kind, such as with two MTP blocks.
     """
     graph, state = nnx.split(nnx.eval_shape(lambda: Model(config, compute_dtype, mtp=mtp)))
     return graph, dict(nnx.to_flat_state(state))
+
+
+def model_of_folder(
+    folder: pathlib.Path,
+    config: ModelConfig,
+    compute_dtype: jax.typing.DTypeLike,
+    *,
+    mtp: bool,
+) -> tuple[nnx.GraphDef, dict[Path, nnx.Variable]]:
+    """Like `abstract_model`, but raises CheckpointError naming the folder's config.json."""
+    try:
+        return abstract_model(config, compute_dtype, mtp=mtp)
+    except ValueError as error:
+        raise CheckpointError(f"no usable config: {error}", file=folder / CONFIG_FILE) from error
+
+
+def no_mtp_block(folder: pathlib.Path) -> CheckpointError:
+    """Returns what to raise when the MTP block is asked for and is not there."""
+    return CheckpointError(
+        "holds no multi-token-prediction block (tensors mtp.*), which drafting needs", file=folder
+    )
 
 
 def without_mtp(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:

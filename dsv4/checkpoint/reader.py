@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from dsv4.checkpoint.errors import CheckpointError
+from dsv4.checkpoint.errors import CheckpointError, naming_files
 
 # Bits of one element of every dtype tag a header may carry.
 DTYPE_BITS = {
@@ -117,22 +117,30 @@ def scan(directory: pathlib.Path) -> Contents:
 
     At most one problem is reported per damaged file. Raises nothing.
     """
-    if not directory.is_dir():
-        return Contents(problems=(CheckpointError("no such folder", file=directory),))
-    single, index = directory / SINGLE_FILE, directory / INDEX_FILE
-    if single.exists() and index.exists():
-        problem = f"got both {SINGLE_FILE} and {INDEX_FILE}, expected one"
-        return Contents(problems=(CheckpointError(problem, file=directory),))
-    if not single.exists() and not index.exists():
-        seen = sorted(path.name for path in directory.iterdir())[:8]
-        problem = f"expected {SINGLE_FILE} or {INDEX_FILE}, got {seen or 'an empty folder'}"
-        return Contents(problems=(CheckpointError(problem, file=directory),))
     try:
-        if single.exists():
-            return Contents(tuple(read_header(single)))
-        return _scan_shards(directory, index)
+        with naming_files(directory):
+            return _scan(directory)
     except CheckpointError as error:
         return Contents(problems=(error,))
+
+
+def _scan(directory: pathlib.Path) -> Contents:
+    if not directory.is_dir():
+        raise CheckpointError("no such folder", file=directory)
+    single, index = directory / SINGLE_FILE, directory / INDEX_FILE
+    if single.exists() and index.exists():
+        raise CheckpointError(
+            f"got both {SINGLE_FILE} and {INDEX_FILE}, expected one", file=directory
+        )
+    if not single.exists() and not index.exists():
+        seen = sorted(path.name for path in directory.iterdir())[:8]
+        raise CheckpointError(
+            f"expected {SINGLE_FILE} or {INDEX_FILE}, got {seen or 'an empty folder'}",
+            file=directory,
+        )
+    if single.exists():
+        return Contents(tuple(read_header(single)))
+    return _scan_shards(directory, index)
 
 
 def read_header(path: pathlib.Path) -> list[StoredTensor]:

@@ -17,7 +17,7 @@ from dsv4.checkpoint import formats, inventory, names, orbax_store
 from dsv4.checkpoint.errors import CheckpointError
 from dsv4.checkpoint.inventory import ParameterEntry
 from dsv4.checkpoint.memory import aligned_empty
-from dsv4.checkpoint.plan import Leaves, Path
+from dsv4.checkpoint.plan import Leaves, Path, no_mtp_block
 from dsv4.packing import PackedFormat
 from dsv4.weights import PackedWeight, Weight
 
@@ -153,8 +153,12 @@ class _Reader:
 
 def _matched(folder: pathlib.Path, leaves: Leaves) -> dict[Path, ParameterEntry]:
     """Returns the inventory's entry of every parameter, or says what does not fit."""
-    stored = inventory.read_inventory(folder).parameters
+    found = inventory.read_inventory(folder)
+    inventory.check_files(folder, found)
+    stored = found.parameters
     wanted = {_name(path): path for path in leaves}
+    if any(map(names.is_mtp, wanted)) and not any(map(names.is_mtp, stored)):
+        raise no_mtp_block(folder)
     missing = [name for name in wanted if name not in stored]
     if missing:
         raise _mismatch(folder, missing, "missing: the inventory does not have it")

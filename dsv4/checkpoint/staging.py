@@ -1,7 +1,8 @@
 """A folder that appears complete or not at all.
 
 Work happens in a sibling folder, locked by the process that writes it; at the end it takes its
-name by a rename. What a killed process left behind is cleaned up by the next one.
+name by a rename, once every byte is on the disk. What a killed process left behind is cleaned up
+by the next one. Nothing is deleted under a name that a later process would bring back.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import pathlib
 import shutil
 from collections.abc import Callable, Iterator
 
-from dsv4.checkpoint.errors import CheckpointError
+from dsv4.checkpoint.errors import CheckpointError, naming_files
 
 
 @contextlib.contextmanager
@@ -20,7 +21,7 @@ def staged_folder(
     *,
     num_bytes: int,
     overwrite: bool,
-    is_replaceable: Callable[[pathlib.Path], bool],
+    check_replaceable: Callable[[pathlib.Path], None],
 ) -> Iterator[pathlib.Path]:
     """Gives an empty folder beside `target` to write to; afterwards it is `target`.
 
@@ -29,34 +30,59 @@ def staged_folder(
     Args:
       target: new or empty folder, or one to replace.
       num_bytes: that the body is going to write.
-      overwrite: replace what is at `target`, if `is_replaceable` says so of it.
+      overwrite: replace what is at `target`, if it may be replaced.
+      check_replaceable: raises CheckpointError about a folder that is not a finished one.
 
     Raises:
-      CheckpointError: `target` exists and may not be replaced, another process is writing it, or
-        the disk has not enough room; names the folder.
+      CheckpointError: `target` exists and may not be replaced, is a mount point, another process
+        is writing it, the disk has not enough room, or the operating system refuses something;
+        names the folder.
     """
     target = target.absolute()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = target.parent / f".{target.name}.unfinished"
-    replaced = target.parent / f".{target.name}.replaced"
-    with _locked(work, target):
-        try:
-            if replaced.exists() and not target.exists():
-                os.rename(replaced, target)  # a killed process was about to put `work` there
-            _check_target(target, overwrite=overwrite, is_replaceable=is_replaceable)
-            _clear(work)
-            _check_room(target, num_bytes)
-            yield work
-            _sync(work)
-            shutil.rmtree(replaced, ignore_errors=True)
-            if target.exists() and any(target.iterdir()):
-                os.rename(target, replaced)
-            os.rename(work, target)
-            _sync(target.parent)
-        except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
-            raise
-        shutil.rmtree(replaced, ignore_errors=True)
+    with naming_files(target):
+        work, replaced, trash = (
+            target.parent / f".{target.name}.{state}"
+            for state in ("unfinished", "replaced", "trash")
+        )
+        _check_place(target, (work, replaced, trash))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(work, target):
+            try:
+                _remove(trash)
+                _restore(replaced, target, check_replaceable)
+                _check_target(target, overwrite=overwrite, check_replaceable=check_replaceable)
+                _clear(work)
+                _check_room(target, num_bytes)
+                yield work
+                _sync_tree(work)
+                _check_target(target, overwrite=overwrite, check_replaceable=check_replaceable)
+                _put_away(replaced, trash)
+                _swap(work, target, replaced)
+            except BaseException:
+                shutil.rmtree(work, ignore_errors=True)
+                raise
+            # The new folder is in place: what is left of the old one can go another time.
+            with contextlib.suppress(OSError):
+                _put_away(replaced, trash)
+
+
+def _check_place(target: pathlib.Path, siblings: tuple[pathlib.Path, ...]) -> None:
+    """Whether folders may be made and renamed there, before anything is done."""
+    parent = next(path for path in target.parents if os.path.lexists(path))
+    if not parent.is_dir():
+        raise CheckpointError("is no folder, so nothing can be in it", file=parent)
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise CheckpointError("not writable, expected a folder to write in", file=parent)
+    if target.exists() and (
+        target.is_mount() or target.stat().st_dev != target.parent.stat().st_dev
+    ):
+        raise CheckpointError(
+            "is a mount point, which no folder can take the place of: expected a folder in it",
+            file=target,
+        )
+    for path in siblings:
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            raise CheckpointError("in the way: expected a folder or nothing", file=path)
 
 
 @contextlib.contextmanager
@@ -64,7 +90,7 @@ def _locked(work: pathlib.Path, target: pathlib.Path) -> Iterator[None]:
     """Creates `work` if need be and holds its lock, which ends with the process."""
     while True:
         work.mkdir(exist_ok=True)
-        descriptor = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,6 +98,10 @@ def _locked(work: pathlib.Path, target: pathlib.Path) -> Iterator[None]:
                 raise CheckpointError(
                     f"another process is writing it, in {work.name}", file=target
                 ) from None
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    work.rmdir()
+                raise CheckpointError(f"cannot be locked: {error.strerror}", file=work) from error
             if not _is_open_at(descriptor, work):
                 continue  # its owner has just finished or given up
             yield
@@ -82,24 +112,82 @@ def _locked(work: pathlib.Path, target: pathlib.Path) -> Iterator[None]:
 
 def _is_open_at(descriptor: int, path: pathlib.Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
+        return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
     except FileNotFoundError:
         return False
 
 
-def _check_target(
-    target: pathlib.Path, *, overwrite: bool, is_replaceable: Callable[[pathlib.Path], bool]
+def _is_free(target: pathlib.Path) -> bool:
+    return not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir()))
+
+
+def _restore(
+    replaced: pathlib.Path,
+    target: pathlib.Path,
+    check_replaceable: Callable[[pathlib.Path], None],
 ) -> None:
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+    """Undoes a replacement that was killed between its renames."""
+    if not replaced.exists() or not _is_free(target):
         return
-    if not target.is_dir() or not is_replaceable(target):
+    check_replaceable(replaced)
+    os.rename(replaced, target)
+
+
+def _check_target(
+    target: pathlib.Path,
+    *,
+    overwrite: bool,
+    check_replaceable: Callable[[pathlib.Path], None],
+) -> None:
+    if _is_free(target):
+        return
+    try:
+        if not target.is_dir():
+            raise CheckpointError("is no folder", file=target)
+        check_replaceable(target)
+    except CheckpointError as error:
         raise CheckpointError(
-            "exists and is not a converted checkpoint, expected a new or empty folder", file=target
-        )
+            "exists and is not a converted checkpoint, expected a new or empty folder "
+            f"({_relative(error, target)})",
+            file=target,
+        ) from error
     if not overwrite:
         raise CheckpointError(
             "exists: a converted checkpoint is replaced only if overwrite is set", file=target
         )
+
+
+def _relative(error: CheckpointError, folder: pathlib.Path) -> str:
+    inner = error.file.is_relative_to(folder) and error.file != folder
+    return f"{error.file.relative_to(folder)}: {error.problem}" if inner else error.problem
+
+
+def _swap(work: pathlib.Path, target: pathlib.Path, replaced: pathlib.Path) -> None:
+    """Puts `work` in the place of `target`, which becomes `replaced`, or changes nothing."""
+    is_free = _is_free(target)
+    if not is_free:
+        os.rename(target, replaced)
+    try:
+        os.rename(work, target)
+    except BaseException:
+        if not is_free and not os.path.lexists(target):
+            os.rename(replaced, target)
+        raise
+    _sync(target.parent)
+
+
+def _put_away(folder: pathlib.Path, trash: pathlib.Path) -> None:
+    """Deletes a folder under a name that nothing is restored from."""
+    if folder.exists():
+        _remove(trash)
+        os.rename(folder, trash)
+        _sync(folder.parent)
+    _remove(trash)
+
+
+def _remove(folder: pathlib.Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 def _clear(folder: pathlib.Path) -> None:
@@ -120,9 +208,16 @@ def _check_room(target: pathlib.Path, num_bytes: int) -> None:
         )
 
 
-def _sync(folder: pathlib.Path) -> None:
-    """Makes a folder's entries durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _sync_tree(folder: pathlib.Path) -> None:
+    """Makes every file durable, then every folder, the innermost first."""
+    for path, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            _sync(pathlib.Path(path, name))
+        _sync(pathlib.Path(path))
+
+
+def _sync(path: pathlib.Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

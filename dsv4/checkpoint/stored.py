@@ -5,6 +5,7 @@ Checking expands nothing where a look at the bytes proves that every value is fi
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import ml_dtypes
@@ -46,6 +47,22 @@ class StoredParameter:
     arrays: Mapping[str, np.ndarray]
 
 
+def stored_bytes(assignment: Assignment) -> int:
+    """Returns the bytes of the arrays that `read_stored` returns."""
+    size = math.prod(assignment.shape)
+    if assignment.integers is not None:
+        return size * np.dtype(np.int32).itemsize
+    if assignment.is_packed:
+        weights = assignment.weights
+        scales = sum(math.prod(w.scale.shape) for w in weights if w.scale is not None)
+        whole = sum(4 for weight in weights if weight.global_scale is not None)
+        values = sum(weight.tensor.num_bytes for weight in weights)
+        return values + scales * _scale_dtype(weights).itemsize + whole
+    if _is_uniform(assignment):
+        return sum(weight.tensor.num_bytes for weight in assignment.weights)
+    return size * np.dtype(np.float32).itemsize
+
+
 def read_stored(
     assignment: Assignment, *, limit: int, report: Callable[[int], None]
 ) -> StoredParameter:
@@ -69,10 +86,14 @@ def read_stored(
         return StoredParameter("plain", (1, 1), {inventory.PLAIN: target})
     if assignment.is_packed:
         return _read_packed(assignment, report)
-    if len({weight.tensor.dtype for weight in assignment.weights}) == 1:
+    if _is_uniform(assignment):
         return _read_plain(assignment, report)
     _LOG.info("%s: in several formats, expanded", assignment.weights[0].tensor.name)
     return _read_expanded(assignment, report)
+
+
+def _is_uniform(assignment: Assignment) -> bool:
+    return len({weight.tensor.dtype for weight in assignment.weights}) == 1
 
 
 def _read_expanded(assignment: Assignment, report: Callable[[int], None]) -> StoredParameter:

@@ -1,5 +1,6 @@
 """The inventory of a converted checkpoint: it comes back as written or says what is wrong."""
 
+import dataclasses
 import json
 
 import pytest
@@ -10,6 +11,7 @@ from dsv4.checkpoint.inventory import ArrayEntry, Inventory, ParameterEntry
 
 EXAMPLE = Inventory(
     "ab" * 32,
+    {"config.json": "cd" * 32, "encoding/encode.py": "ef" * 32},
     {
         "norm.weight": ParameterEntry(
             "plain", (1, 1), {"array": ArrayEntry("bfloat16", (8,), (4,), ("00", "11"))}
@@ -139,3 +141,64 @@ def test_weights_of_both_kinds_are_refused(tmp_path):
 )
 def test_arrays_lie_in_a_folder_per_layer(tmp_path, parameter, part, folder):
     assert inventory.array_folder(tmp_path, parameter, part) == tmp_path / "weights" / folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The example with every folder and file, none of the arrays' own."""
+    for name, parameter in EXAMPLE.parameters.items():
+        for part in parameter.arrays:
+            array = inventory.array_folder(tmp_path, name, part)
+            array.mkdir(parents=True)
+            (array / ".zarray").touch()
+            (array.parent / "_METADATA").touch()
+    (tmp_path / "encoding").mkdir()
+    for name in EXAMPLE.files:
+        (tmp_path / name).write_text(name)
+    digests = {name: inventory.file_digest(tmp_path / name) for name in EXAMPLE.files}
+    inventory.write_inventory(tmp_path, dataclasses.replace(EXAMPLE, files=digests))
+    return tmp_path
+
+
+def test_a_file_beside_the_weights_that_changed_or_is_gone_is_named(folder):
+    stored = inventory.read_inventory(folder)
+    inventory.check_files(folder, stored)
+    path = folder / "encoding" / "encode.py"
+    path.write_text("changed")
+    for message in ("changed or damaged", "missing"):
+        with pytest.raises(CheckpointError, match=message) as caught:
+            inventory.check_files(folder, stored)
+        assert caught.value.file == path
+        path.unlink(missing_ok=True)
+
+
+def test_a_converted_checkpoint_is_told_even_if_it_lacks_something(folder):
+    inventory.check_converted(folder)
+    (folder / "config.json").unlink()
+    (folder / "weights" / "norm" / "weight" / ".zarray").unlink()
+    inventory.check_converted(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("thesis.tex", "encoding/thesis.tex", "notes/thesis.tex", "weights/thesis.tex"),
+        *("weights/layers.4/thesis.tex", "weights/norm/thesis.tex", "_METADATA"),
+    ],
+)
+def test_a_folder_that_holds_something_else_is_not_a_converted_checkpoint(folder, name):
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).touch()
+    with pytest.raises(CheckpointError, match="unexpected: the inventory does not have it") as e:
+        inventory.check_converted(folder)
+    assert name.startswith(str(e.value.file.relative_to(folder)))
+
+
+@pytest.mark.parametrize("damage", ["weights", "weights.json"])
+def test_a_folder_whose_inventory_does_not_read_is_not_a_converted_checkpoint(tmp_path, damage):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "novel.txt").touch()
+    if damage == "weights.json":
+        (tmp_path / damage).write_text('{"kilograms": 70}')
+    with pytest.raises(CheckpointError):
+        inventory.check_converted(tmp_path)

@@ -206,8 +206,19 @@ def test_damage_of_the_folder_is_named(folder, leaves, kind):
 def test_a_config_of_another_model_is_refused(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"moe_intermediate_size": 32}))
+    with pytest.raises(CheckpointError, match=r"config.json: its digest is not that of the conv"):
+        load_model(folder, compute_dtype="float32")
+    stored = inventory.read_inventory(folder)
+    digests = {"config.json": inventory.file_digest(folder / "config.json")}
+    inventory.write_inventory(folder, dataclasses.replace(stored, files=digests))
     with pytest.raises(CheckpointError, match=r"layers.0.ffn.\S+: values: shape"):
         load_model(folder, compute_dtype="float32")
+
+
+def test_a_folder_without_the_mtp_block_says_so_when_it_is_asked_for(folder):
+    with pytest.raises(CheckpointError, match="holds no multi-token-prediction block") as caught:
+        load_model(folder, compute_dtype="float32", mtp=True)
+    assert caught.value.file == folder
 
 
 def run_on_four_devices(folder, *, logits):

@@ -1,8 +1,10 @@
 """A staged folder appears complete or not at all, and never takes the place of something else."""
 
 import collections
+import errno
 import fcntl
 import os
+import pathlib
 import shutil
 
 import pytest
@@ -16,8 +18,13 @@ def staged(target, *, overwrite=False, num_bytes=0):
         target,
         num_bytes=num_bytes,
         overwrite=overwrite,
-        is_replaceable=lambda folder: (folder / "mark").exists(),
+        check_replaceable=check_marked,
     )
+
+
+def check_marked(folder):
+    if not (folder / "mark").exists():
+        raise CheckpointError("has no mark", file=folder / "mark")
 
 
 def content(folder):
@@ -118,3 +125,129 @@ def test_too_little_room_is_known_before_anything_is_written(tmp_path, monkeypat
         with staged(tmp_path / "out", num_bytes=2_000_000_000):
             pytest.fail("the body must not run")
     assert content(tmp_path) == set()
+
+
+def refusal(target, **options):
+    with pytest.raises(CheckpointError) as caught, staged(target, **options) as work:
+        pytest.fail(f"the body must not run, in {work}")
+    return caught.value
+
+
+def test_a_mount_point_is_refused_before_anything_is_done(monkeypatch):
+    monkeypatch.setattr(pathlib.Path, "mkdir", lambda *_, **__: pytest.fail("must not be called"))
+    assert "is a mount point" in refusal(pathlib.Path("/proc"), overwrite=True).problem
+
+
+def test_a_folder_of_another_device_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    status = os.stat_result((0o40700, 1, os.stat(tmp_path).st_dev + 1, 1, 0, 0, 0, 0, 0, 0))
+    original = pathlib.Path.stat
+
+    def stat(path, **options):
+        return status if path.name == "out" else original(path, **options)
+
+    monkeypatch.setattr(pathlib.Path, "stat", stat)
+    monkeypatch.setattr(pathlib.Path, "is_mount", lambda _: False)
+    assert "is a mount point" in refusal(tmp_path / "out").problem
+    assert content(tmp_path) == {"out"}
+
+
+def test_a_parent_that_cannot_be_written_or_is_a_file_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    error = refusal(tmp_path / "file" / "deep" / "out")
+    assert (error.file, error.problem[:12]) == (tmp_path / "file", "is no folder")
+    monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)
+    error = refusal(tmp_path / "deep" / "out")
+    assert (error.file, error.problem[:12]) == (tmp_path, "not writable")
+    assert content(tmp_path) == {"file"}
+
+
+@pytest.mark.parametrize("state", ["unfinished", "replaced", "trash"])
+def test_a_link_in_the_way_is_refused_and_never_followed(tmp_path, state):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "mark").write_text("mine")
+    link = tmp_path / f".out.{state}"
+    link.symlink_to(tmp_path / "mine")
+    error = refusal(tmp_path / "out", overwrite=True)
+    assert (error.file, error.problem[:10]) == (link, "in the way")
+    assert content(tmp_path) == {"mine", "mine/mark", link.name}
+
+
+def test_a_file_system_without_locks_is_named_and_nothing_is_left(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    error = refusal(tmp_path / "out")
+    assert error.problem == "cannot be locked: No locks available"
+    assert content(tmp_path) == set()
+
+
+def test_what_the_system_refuses_in_the_body_names_the_file(tmp_path):
+    with pytest.raises(CheckpointError, match="No space left") as caught:
+        with staged(tmp_path / "out") as work:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work / "mark"))
+    assert caught.value.file == tmp_path / ".out.unfinished" / "mark"
+    assert content(tmp_path) == set()
+
+
+def test_what_appeared_at_the_destination_meanwhile_is_kept(tmp_path):
+    with pytest.raises(CheckpointError, match=r"expected a new or empty folder \(mark: has no"):
+        with staged(tmp_path / "out", overwrite=True) as work:
+            (work / "mark").write_text("new")
+            (tmp_path / "out").mkdir()
+            (tmp_path / "out" / "thesis.tex").write_text("mine")
+    assert content(tmp_path) == {"out", "out/thesis.tex"}
+
+
+def test_an_old_folder_that_is_half_deleted_does_not_come_back(tmp_path):
+    (tmp_path / ".out.replaced" / "weights").mkdir(parents=True)
+    assert refusal(tmp_path / "out").file == tmp_path / ".out.replaced" / "mark"
+    assert content(tmp_path) == {".out.replaced", ".out.replaced/weights"}
+    (tmp_path / ".out.replaced").rename(tmp_path / ".out.trash")
+    (tmp_path / ".out.trash" / "mark").write_text("old")
+    with staged(tmp_path / "out") as work:
+        (work / "mark").write_text("new")
+    assert content(tmp_path) == {"out", "out/mark"}
+    assert (tmp_path / "out" / "mark").read_text() == "new"
+
+
+def test_an_old_folder_is_renamed_before_it_is_deleted(tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mark").write_text("old")
+    removed = []
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: removed.append(path.name))
+    with staged(tmp_path / "out", overwrite=True) as work:
+        (work / "mark").write_text("new")
+    assert removed == [".out.trash"]
+    assert content(tmp_path) == {"out", "out/mark", ".out.trash", ".out.trash/mark"}
+
+
+def test_the_old_folder_is_put_back_if_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mark").write_text("old")
+    rename = os.rename
+
+    def refuse(source, target):
+        if source.name == ".out.unfinished":
+            raise OSError(errno.EIO, "Input/output error", str(source))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        with staged(tmp_path / "out", overwrite=True) as work:
+            (work / "mark").write_text("new")
+    assert content(tmp_path) == {"out", "out/mark"}
+    assert (tmp_path / "out" / "mark").read_text() == "old"
+
+
+def test_everything_is_on_the_disk_before_the_rename_innermost_first(tmp_path, monkeypatch):
+    done = []
+    rename = os.rename
+    monkeypatch.setattr(os, "fsync", lambda fd: done.append(os.readlink(f"/proc/self/fd/{fd}")))
+    monkeypatch.setattr(os, "rename", lambda *paths: done.append("rename") or rename(*paths))
+    with staged(tmp_path / "out") as work:
+        (work / "deep").mkdir()
+        (work / "deep" / "mark").write_text("new")
+    inside = [str(work / "deep" / "mark"), str(work / "deep"), str(work)]
+    assert done == [*inside, "rename", str(tmp_path)]
