@@ -98,7 +98,7 @@ class CallReader:
         Args:
           invoke: a complete invoke.
           certain: it stands where calls stand. Otherwise it also has to have all that the tool
-            requires, because it may be something else.
+            requires, because it may be something else; so has one without any argument.
         """
         name = invoke.name or ""
         if invoke.flaw or not name:
@@ -111,12 +111,12 @@ class CallReader:
             return Problem(Flaw.REFUSED, tool.name, refusal)
         try:
             arguments = _arguments(invoke, tool)
+            given = _keys(arguments)
         except MalformedValueError as error:
             return Problem(Flaw.MALFORMED, tool.name, str(error))
-        if not certain:
-            missing = _missing(tool, arguments)
-            if missing:
-                return Problem(Flaw.MALFORMED, tool.name, f"required and missing: {missing}")
+        missing = [] if certain and given else _missing(tool, given)
+        if missing:
+            return Problem(Flaw.MALFORMED, tool.name, f"required and missing: {missing}")
         return tool.name, arguments
 
     def demand(self, calls: int) -> Problem | None:
@@ -187,6 +187,8 @@ def _unwrap_object(text: str, tool: Tool) -> str:
         if match is None or len(keys) != 1 or keys[0] in _properties(tool):
             return text
         inner = json_value(match[1])
+        if inner is not None and inner[0] == STRING:
+            inner = json_value(json.loads(inner[1]))
         if inner is None or inner[0] != OBJECT:
             return text
         text = _object(inner[1])
@@ -197,26 +199,28 @@ def _object(written: str) -> str:
     found = json_value(written)
     if found is None or found[0] != OBJECT:
         raise MalformedValueError("the body is no JSON object")
-    keys = _keys(found[1])
-    if len(set(keys)) != len(keys):
-        raise MalformedValueError("a key has two values")
     return found[1]
 
 
 def _keys(text: str) -> list[str]:
-    """Returns the keys of a JSON object, one that is there twice twice."""
+    """Returns the keys of a JSON object, in which no object may have one of them twice."""
     try:
-        pairs = json.loads(text, object_pairs_hook=list, parse_int=str, parse_float=str)
+        return list(json.loads(text, object_pairs_hook=_once, parse_int=str, parse_float=str))
     except RecursionError as error:
         raise MalformedValueError("nested too deeply") from error
-    return [key for key, _ in pairs]
 
 
-def _missing(tool: Tool, arguments: str) -> list[str]:
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise MalformedValueError("a key has two values")
+    return members
+
+
+def _missing(tool: Tool, given: Sequence[str]) -> list[str]:
     required = tool.parameters.get("required")
     if not isinstance(required, list | tuple):
         return []
-    given = _keys(arguments)
     return [name for name in required if isinstance(name, str) and name not in given]
 
 

@@ -1,5 +1,6 @@
 """From the parts of an invoke to arguments: wrappers, duplicates, demands."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,8 @@ def parameters(name: str, **values: str) -> Invoke:
         (body("bash", '{"input":{"arguments":{"command":"ls"}}}'), '{"command":"ls"}'),
         (body("bash", '{"arguments": {"command": "ls"}, "a": 1}'), None),
         (body("bash", '{"arguments": [1]}'), None),
+        (body("bash", '{"arguments": "{\\"command\\": \\"ls\\"}"}'), '{"command": "ls"}'),
+        (body("bash", '{"arguments": "ls"}'), None),
         (body("bash", '{"command": {"arguments": {}}}'), None),
         (parameters("bash", arguments='{"command": "ls"}'), '{"command": "ls"}'),
         (parameters("bash", arguments='"{\\"command\\": \\"ls\\"}"'), '{"command": "ls"}'),
@@ -71,6 +74,10 @@ def test_a_wrapper_that_the_tool_has_as_a_parameter_is_none() -> None:
         (body("bash", "[1]"), Flaw.MALFORMED),
         (body("bash", '{"a": 1'), Flaw.MALFORMED),
         (body("bash", '{"a": 1, "a": 2}'), Flaw.MALFORMED),
+        (body("bash", '{"a": [{"b": 1, "b": 2}]}'), Flaw.MALFORMED),
+        (parameters("any", options='{"b": 1, "b": 2}'), Flaw.MALFORMED),
+        (body("bash", "{}"), Flaw.MALFORMED),
+        (Invoke("bash"), Flaw.MALFORMED),
         (body("bash", '{"a": Infinity}'), Flaw.MALFORMED),
         (body("bash", '{"a": ' + "[" * 9000 + "]" * 9000 + "}"), Flaw.MALFORMED),
         (Invoke("nobody"), Flaw.UNDECLARED),
@@ -81,6 +88,22 @@ def test_what_is_no_call_is_a_problem_of_its_kind(invoke: Invoke, flaw: Flaw) ->
     problem = read(invoke)
     assert isinstance(problem, Problem)
     assert problem.flaw is flaw
+
+
+def test_no_depth_of_nesting_is_an_error_of_ours() -> None:
+    limit = next(n for n in range(100, 100_000) if not _is_json("[" * n + "]" * n))
+    for depth in range(limit - 20, limit + 20):
+        for certain in (False, True):
+            result = read(parameters("any", x="[" * depth + "]" * depth), certain=certain)
+            assert isinstance(result, Problem) or result[0] == "any"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except RecursionError:
+        return False
+    return True
 
 
 def test_spaces_around_a_name_do_not_matter() -> None:
