@@ -7,12 +7,12 @@ that has the chat format's control tokens.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from disagg.errors import InvalidField
 from dsv4.text import special_tokens
+from dsv4.text.chat import strict_json
 from dsv4.text.chat.encoder import encode_prompt
 from dsv4.text.chat.fields import ConversationError
 from dsv4.text.chat.messages import ReasoningEffort, Release, ThinkingMode
@@ -89,7 +89,9 @@ def read_conversation(
 
 def _parse(text: str) -> dict[str, Any]:
     try:
-        body = json.loads(text, parse_constant=_refuse_constant)
+        body = strict_json.loads(text)
+    except ConversationError as error:
+        raise _invalid(error.path, str(error)) from None
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise _invalid("conversation", f"conversation: expected JSON text: {reason}") from None
@@ -100,10 +102,6 @@ def _parse(text: str) -> dict[str, Any]:
         if body.get(key) is not None:
             raise InvalidField.of(key, body[key], "none here: it belongs to the field sampling")
     return body
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON value")
 
 
 def _invalid(path: str, message: str) -> InvalidField:

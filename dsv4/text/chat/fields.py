@@ -4,11 +4,13 @@ Every error is a `ConversationError` with the path of the value (`messages[3].to
 the value seen and the value expected. Knows nothing of what the values mean.
 """
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SHOWN_CHARS = 80
 
 
@@ -39,6 +41,13 @@ class _Missing:
 
 
 MISSING = _Missing()
+
+
+def join(path: str, key: str) -> str:
+    """Returns the path of `key` in the object at `path` ("" for the outermost); ASCII, short."""
+    if _PLAIN_KEY.fullmatch(key) is None:
+        return f"{path}[{json.dumps(key[:_SHOWN_CHARS])}]"
+    return f"{path}.{key}" if path else key
 
 
 def read_object(value: Any, path: str) -> Mapping[str, Any]:

@@ -1,22 +1,23 @@
 """What a conversation consists of: messages, tools, tool calls and the form of the answer.
 
 Frozen types, read from OpenAI-style JSON values by `from_json`. Every error is a
-`ConversationError` naming path, value seen and value expected; keys that are not listed are
-ignored. Knows no tokenizer and no wire format.
+`ConversationError` naming path, value seen and value expected; which keys an object may have is
+told by `dsv4.text.chat.keys`. Knows no tokenizer and no wire format.
 """
 
 import enum
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dsv4.text.chat import fields
+from dsv4.text.chat import fields, keys, strict_json
 from dsv4.text.chat.fields import MISSING, ConversationError
 
 # What stands unescaped between the quotes of name="..." in a tool call.
 _NAME = re.compile(r'[^"<>\x00-\x1f\x7f]+')
+MAX_TOOL_NAME_CHARS = 256  # a longer one is not read in a call
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _NAME_EXPECTED = 'a non-empty name without ", <, > and control characters'
 
@@ -79,8 +80,10 @@ class ToolCall:
           ConversationError: a value has the wrong type or form.
         """
         call = fields.read_object(value, path)
+        keys.CALL.check(call, path)
         fields.read_choice(call.get("type") or "function", f"{path}.type", ("function",))
         function = fields.read_object(call.get("function", MISSING), f"{path}.function")
+        keys.CALLED.check(function, f"{path}.function")
         name = _read_name(function, f"{path}.function")
         arguments = function.get("arguments")
         if arguments is None:
@@ -120,7 +123,12 @@ class Tool:
         tool = fields.read_object(value, path)
         fields.read_choice(tool.get("type", "function"), f"{path}.type", ("function",))
         function = fields.read_object(tool.get("function", MISSING), f"{path}.function")
+        keys.TOOL.check(tool, path)
+        keys.FUNCTION.check(function, f"{path}.function")
         name = _read_name(function, f"{path}.function")
+        if len(name) > MAX_TOOL_NAME_CHARS:
+            expected = f"a name of at most {MAX_TOOL_NAME_CHARS} characters"
+            raise ConversationError(f"{path}.function.name", name, expected)
         description = fields.read_optional_text(function, "description", f"{path}.function")
         parameters = function.get("parameters")
         if parameters is None:
@@ -150,6 +158,7 @@ class ResponseFormat:
           ConversationError: a value has the wrong type or form.
         """
         given = fields.read_object(value, path)
+        keys.FORMAT.check(given, path)
         kinds = ("text", "json_object", "json_schema")
         kind = fields.read_choice(given.get("type", MISSING), f"{path}.type", kinds)
         if kind == "text":
@@ -157,6 +166,7 @@ class ResponseFormat:
         if kind == "json_object":
             return cls({"type": "json_object"})
         wrapper = fields.read_object(given.get("json_schema", MISSING), f"{path}.json_schema")
+        keys.SCHEMA.check(wrapper, f"{path}.json_schema")
         schema_path = f"{path}.json_schema.schema"
         schema = fields.read_object(wrapper.get("schema", MISSING), schema_path)
         _dump(schema, schema_path)
@@ -200,6 +210,7 @@ class Message:
             that cannot have it.
         """
         given = fields.read_object(value, path)
+        keys.MESSAGE.check(given, path)
         role = Role(fields.read_choice(given.get("role", MISSING), f"{path}.role", tuple(Role)))
         _refuse_keys_of_other_roles(given, role, path)
         content = _read_content(given.get("content"), role, f"{path}.content")
@@ -254,9 +265,22 @@ def read_messages(value: Any, path: str = "messages") -> tuple[Message, ...]:
 
 
 def read_tools(value: Any, path: str = "tools") -> tuple[Tool, ...]:
-    """Returns the tools of a JSON array, none for null; raises ConversationError."""
-    array = fields.read_array([] if value is None else value, path)
-    return tuple(Tool.from_json(item, where) for item, where in array)
+    """Returns the tools of a JSON array, none for null; raises ConversationError.
+
+    A name that comes twice is refused: a call could not say which of the two it means.
+    """
+    tools: dict[str, Tool] = {}
+    for item, where in fields.read_array([] if value is None else value, path):
+        tool = Tool.from_json(item, where)
+        refuse_known_name(tool.name, tools, where)
+        tools[tool.name] = tool
+    return tuple(tools.values())
+
+
+def refuse_known_name(name: str, known: Container[str], path: str) -> None:
+    """Raises ConversationError if the tool at `path` has a name of another tool."""
+    if name in known:
+        raise ConversationError(f"{path}.function.name", name, "a name that no other tool has")
 
 
 def read_tool_calls(value: Any, path: str = "tool_calls") -> tuple[ToolCall, ...]:
@@ -266,6 +290,9 @@ def read_tool_calls(value: Any, path: str = "tool_calls") -> tuple[ToolCall, ...
 
 
 _KEYS_OF_ROLES = {
+    "reasoning_content": (Role.ASSISTANT,),
+    "reasoning": (Role.ASSISTANT,),
+    "tool_call_id": (Role.TOOL,),
     "tool_calls": (Role.ASSISTANT,),
     "prefix": (Role.ASSISTANT,),
     "tools": (Role.SYSTEM, Role.DEVELOPER),
@@ -277,9 +304,6 @@ def _refuse_keys_of_other_roles(given: Mapping[str, Any], role: Role, path: str)
     for key, roles in _KEYS_OF_ROLES.items():
         if given.get(key) and role not in roles:
             raise ConversationError(f"{path}.{key}", given[key], f"none where the role is {role}")
-    for key in ("function_call", "audio"):
-        if given.get(key) is not None:
-            raise ConversationError(f"{path}.{key}", given[key], "none: it is not supported")
 
 
 def _read_content(value: Any, role: Role, path: str) -> str:
@@ -294,6 +318,7 @@ def _read_content(value: Any, role: Role, path: str) -> str:
         part = fields.read_object(item, where)
         kind = part.get("type", MISSING)
         if kind == "text":
+            keys.PART.check(part, where)
             texts.append(fields.read_text(part.get("text", MISSING), f"{where}.text"))
         elif role is Role.TOOL and isinstance(kind, str):
             # The official encoder shows the model that the tool returned something it cannot see.
@@ -311,19 +336,21 @@ def _read_name(parent: Mapping[str, Any], path: str) -> str:
 
 
 def _check_arguments(text: str, path: str) -> None:
-    """Refuses lone surrogates, also as the escapes of JSON."""
+    """Refuses what JSON cannot keep, and lone surrogates, also as escapes."""
     fields.read_text(text, path)
-    if _SURROGATE_ESCAPE.search(text) is None:
-        return
     try:
-        arguments = json.loads(text)
+        arguments = strict_json.loads(text, path)
+    except ConversationError:
+        raise
     except (ValueError, RecursionError):
         return  # no JSON: a backslash is a backslash
-    fields.read_text(json.dumps(arguments, ensure_ascii=False), path)
+    if _SURROGATE_ESCAPE.search(text) is not None:
+        fields.read_text(json.dumps(arguments, ensure_ascii=False), path)
 
 
 def _dump(value: Mapping[str, Any], path: str) -> str:
     try:
-        return fields.read_text(json.dumps(value, ensure_ascii=False), path)
-    except (TypeError, RecursionError) as error:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConversationError(path, value, "a JSON value") from error
+    return fields.read_text(text, path)

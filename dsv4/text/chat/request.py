@@ -3,14 +3,15 @@ its response is read with.
 
 Here live the manners of clients, not the format of the model: tools beside the messages, the ways
 to switch reasoning on, efforts of other vendors, developer messages that mean system messages.
-What would silently be done otherwise than asked is refused; other unknown keys are ignored.
+What would silently be done otherwise than asked is refused, and so are unknown keys
+(`dsv4.text.chat.keys`).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dsv4.text.chat import fields, messages
+from dsv4.text.chat import fields, keys, messages
 from dsv4.text.chat.fields import MISSING, ConversationError
 from dsv4.text.chat.messages import (
     Conversation,
@@ -71,7 +72,9 @@ def read_request(body: Mapping[str, Any], defaults: RequestDefaults | None = Non
     `chat_template_kwargs` (with `thinking` or `enable_thinking`, `reasoning_effort` and
     `drop_thinking`); where two of them speak of the same, the first in this order holds.
 
-    A tool choice that demands a call is not told to the model: the response is held to it.
+    A tool's result must follow an assistant's tool calls; a call id it gives must be one of theirs.
+    Tools of the request replace those of a system message that comes first. A tool choice that
+    demands a call is not told to the model: the response is held to it.
 
     Raises:
       ConversationError: a value cannot be used, or the last message leaves the model nothing to
@@ -79,16 +82,16 @@ def read_request(body: Mapping[str, Any], defaults: RequestDefaults | None = Non
     """
     defaults = defaults or RequestDefaults()
     given = fields.read_object(body, "request")
+    keys.REQUEST.check(given, "")
     said = [
         _as_system(message) for message in messages.read_messages(given.get("messages", MISSING))
     ]
     _check_end(said)
+    _check_results(said)
     tools = messages.read_tools(given.get("tools"))
-    for key in ("functions", "function_call"):
-        if given.get(key) is not None:
-            raise ConversationError(key, given[key], "none: use tools and tool_choice")
     choice = _tool_choice(given.get("tool_choice"), tools)
     shown = () if choice.mode is Choice.NONE else tools
+    _check_names(said, shown)
     response_format = given.get("response_format")
     if response_format is not None:
         response_format = ResponseFormat.from_json(response_format, "response_format")
@@ -100,6 +103,7 @@ def read_request(body: Mapping[str, Any], defaults: RequestDefaults | None = Non
         said[0] = replace(said[0], response_format=response_format)
     options = given.get("chat_template_kwargs")
     options = fields.read_object({} if options is None else options, "chat_template_kwargs")
+    keys.TEMPLATE.check(options, "chat_template_kwargs")
     thinking, effort = _reasoning(given, options, defaults)
     drop = _read_flag(options, "drop_thinking")
     conversation = Conversation(
@@ -136,14 +140,46 @@ def _check_end(said: list[Message]) -> None:
         )
 
 
+def _check_results(said: list[Message]) -> None:
+    """A result of no call would be shown to the model as one of the last call."""
+    called = False
+    ids: set[str] = set()
+    for index, message in enumerate(said):
+        if message.tool_calls:
+            called = True
+            ids |= {call.id for call in message.tool_calls if call.id}
+        if message.role is not Role.TOOL:
+            continue
+        path = f"messages[{index}]"
+        if not called:
+            expected = "tool only behind an assistant's tool_calls"
+            raise ConversationError(f"{path}.role", message.role.value, expected)
+        if message.tool_call_id and message.tool_call_id not in ids:
+            expected = "the id of a tool call before it, or none"
+            raise ConversationError(f"{path}.tool_call_id", message.tool_call_id, expected)
+
+
+def _check_names(said: list[Message], tools: tuple[Tool, ...]) -> None:
+    """Refuses tools of the request and of several messages that share a name."""
+    known = {tool.name for tool in tools}
+    for index, message in enumerate(said):
+        if tools and index == 0 and message.role is Role.SYSTEM:
+            continue  # its tools are replaced
+        for place, tool in enumerate(message.tools):
+            messages.refuse_known_name(tool.name, known, f"messages[{index}].tools[{place}]")
+            known.add(tool.name)
+
+
 def _tool_choice(value: Any, tools: tuple[Tool, ...]) -> ToolChoice:
     """Reads auto, none, required, or `{"type": "function", "function": {"name"}}`."""
     if not tools and value not in (None, "auto", "none"):
         raise ConversationError("tool_choice", value, "auto or none, since no tools are declared")
     if isinstance(value, Mapping):
+        keys.CHOICE.check(value, "tool_choice")
         kind = value.get("type", MISSING)
         fields.read_choice(kind, "tool_choice.type", ("function",))
         function = fields.read_object(value.get("function", MISSING), "tool_choice.function")
+        keys.CHOSEN.check(function, "tool_choice.function")
         path = "tool_choice.function.name"
         name = fields.read_choice(function.get("name", MISSING), path, [t.name for t in tools])
         return ToolChoice(Choice.REQUIRED, name)
@@ -174,6 +210,7 @@ def _reasoning(
     thinking = given.get("thinking")
     if thinking is not None:
         switch = fields.read_object(thinking, "thinking")
+        keys.THINKING.check(switch, "thinking")
         kind = fields.read_choice(switch.get("type", MISSING), "thinking.type", _THINKING_TYPES)
         return _THINKING_TYPES[kind], effort
     for key in ("thinking", "enable_thinking"):

@@ -126,13 +126,31 @@ def test_what_cannot_be_used_is_named_by_its_path(conversation, field):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '"a"', "null", '{"messages": NaN}', "[" * 200_000, '{"a": 1' + "0" * 9999],
+    ["", "{", "[]", '"a"', "null", "[" * 200_000, '{"a": 1' + "0" * 9999],
 )
 def test_what_is_no_json_object_is_refused(text):
     with pytest.raises(InvalidField, match="conversation: ") as caught:
         read_conversation(text, TOKENIZER, ChatSettings(), LIMIT)
     assert caught.value.field == "conversation"
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ('{"messages": NaN}', "messages"),
+        ('{"messages": [], "messages": []}', "messages"),
+        ('{"messages": [{"role": "user", "role": "user"}]}', "messages[0].role"),
+        (
+            '{"tools": [{"function": {"parameters": {"maximum": 1e400}}}]}',
+            "tools[0].function.parameters.maximum",
+        ),
+    ],
+)
+def test_what_json_cannot_keep_is_named_by_its_path(text, field):
+    with pytest.raises(InvalidField) as caught:
+        read_conversation(text, TOKENIZER, ChatSettings(), LIMIT)
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize("name", [special_tokens.THINK_END, special_tokens.DSML])

@@ -115,9 +115,9 @@ def test_any_message_with_tools_keeps_all_reasoning():
 
 
 def test_tools_follow_the_system_content_one_schema_a_line():
-    text = prompt(system("Be kind.", tools=[TOOL, TOOL]), user("Hi"))
+    text = prompt(system("Be kind.", tools=[TOOL, {"function": {"name": "f"}}]), user("Hi"))
     assert text == (
-        f"{BOS}Be kind.\n\n{wire.TOOLS_BEGIN}{TOOL_LINE}\n{TOOL_LINE}{wire.TOOLS_END}"
+        f'{BOS}Be kind.\n\n{wire.TOOLS_BEGIN}{TOOL_LINE}\n{{"name": "f"}}{wire.TOOLS_END}'
         f"{U}Hi{A}<think>"
     )
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dsv4.text.chat.fields import ConversationError
 from dsv4.text.chat.messages import (
+    MAX_TOOL_NAME_CHARS,
     Conversation,
     Message,
     ResponseFormat,
@@ -56,7 +57,7 @@ def test_reasoning_may_have_either_name():
     assert one(role="assistant", reasoning_content=None, reasoning="r").reasoning == "r"
 
 
-def test_unknown_keys_and_null_ones_are_ignored():
+def test_null_keys_and_those_that_say_nothing_are_passed_over():
     plain = one(role="assistant", content="a")
     extra = {"name": "bob", "refusal": None, "annotations": [], "function_call": None}
     nulls = {"audio": None, "tool_calls": None, "prefix": None, "tool_call_id": None}
@@ -97,10 +98,52 @@ def test_whole_pairs_and_text_that_only_looks_like_a_surrogate_pass(arguments):
 
 
 def test_a_tool_keeps_its_function_as_given():
-    function = {"strict": True, "name": "f", "parameters": {"type": "object"}, "x": "ü"}
+    function = {"strict": False, "name": "f", "parameters": {"type": "object", "x": "ü"}}
     (tool,) = read_tools([{"type": "function", "function": function}])
-    assert tool == Tool("f", "", {"type": "object"}, function)
-    assert list(tool.raw) == ["strict", "name", "parameters", "x"]
+    assert tool == Tool("f", "", {"type": "object", "x": "ü"}, function)
+    assert list(tool.raw) == ["strict", "name", "parameters"]
+
+
+def test_a_tool_name_is_as_long_as_a_call_can_have_it():
+    read_tools([{"function": {"name": "f" * MAX_TOOL_NAME_CHARS}}])
+    with pytest.raises(ConversationError, match="at most 256 characters") as caught:
+        read_tools([{"function": {"name": "f" * (MAX_TOOL_NAME_CHARS + 1)}}])
+    assert caught.value.path == "tools[0].function.name"
+
+
+def test_two_tools_of_one_name_are_refused():
+    named = [{"function": {"name": name}} for name in "fgf"]
+    with pytest.raises(ConversationError, match="no other tool has, got 'f'") as caught:
+        read_tools(named)
+    assert caught.value.path == "tools[2].function.name"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        ('{"x": 1e400}', ".x"),
+        ('{"a": {"x": [0, -1e999]}}', ".a.x[1]"),
+        ('{"x": NaN}', ".x"),
+        ('{"x": -Infinity}', ".x"),
+        ('{"x": 1, "y": 2, "x": 3}', ".x"),
+        ('{"a": [{"ü": 1, "ü": 1}]}', '.a[0]["\\u00fc"]'),
+        ('{"x": ' + "1" * 5000 + "}", ".x"),
+        ({"x": float("inf")}, ""),
+    ],
+)
+def test_arguments_that_json_cannot_keep_are_refused_by_path(arguments, path):
+    with pytest.raises(ConversationError) as caught:
+        read_tool_calls([{"function": {"name": "f", "arguments": arguments}}])
+    assert caught.value.path == "tool_calls[0].function.arguments" + path
+    assert len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"x": %s}' % ("9" * 4300), '{"x": 1e308, "y": {"x": 1}}', '{"x": 1e400', "NaN x"]
+)
+def test_what_json_keeps_and_what_is_no_json_stays_as_written(arguments):
+    (call,) = read_tool_calls([{"function": {"name": "f", "arguments": arguments}}])
+    assert call.arguments == arguments
 
 
 def test_null_parameters_and_description_are_empty():
@@ -236,10 +279,13 @@ def test_a_wrong_message_is_refused_by_path(message, expected):
             "tools[0].function.description: expected a string, got 1",
         ),
         (
-            {"function": {"name": "f", "x": "\ud800"}},
+            {"function": {"name": "f", "parameters": {"x": "\ud800"}}},
             "tools[0].function: expected Unicode text",
         ),
-        ({"function": {"name": "f", "x": {1}}}, "tools[0].function: expected a JSON value"),
+        (
+            {"function": {"name": "f", "parameters": {"x": {1}}}},
+            "tools[0].function: expected a JSON value",
+        ),
     ],
 )
 def test_a_wrong_tool_is_refused_by_path(tool, expected):

@@ -27,14 +27,14 @@ def prompt(*said, **more):
     return encode_prompt(read(*said, **more)).text
 
 
-def test_a_whole_body_is_read_and_what_is_not_about_the_prompt_is_ignored():
+def test_a_whole_body_is_read_and_what_asks_for_nothing_is_passed_over():
     conversation = read(
         SYSTEM,
         USER,
         model="m",
-        temperature=0,
+        n=1,
         stream=True,
-        parallel_tool_calls=False,
+        parallel_tool_calls=True,
         tools=[TOOL],
         tool_choice="auto",
         response_format={"type": "json_object"},
@@ -70,6 +70,38 @@ def test_tools_of_the_request_replace_those_of_the_system_message():
     old = {"function": {"name": "old"}}
     conversation = read({**SYSTEM, "tools": [old]}, USER, tools=[TOOL])
     assert [tool.name for tool in conversation.tools] == ["f"]
+
+
+CALLED = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f"}}]}
+RESULT = {"role": "tool", "content": "r"}
+
+
+@pytest.mark.parametrize(
+    ("said", "path"),
+    [
+        ([USER, RESULT], "messages[1].role"),
+        ([RESULT, CALLED, RESULT], "messages[0].role"),
+        ([CALLED, RESULT, {**RESULT, "tool_call_id": "d"}], "messages[2].tool_call_id"),
+    ],
+)
+def test_a_result_of_no_call_is_refused(said, path):
+    with pytest.raises(ConversationError) as caught:
+        read(*said)
+    assert caught.value.path == path
+
+
+def test_a_result_may_answer_any_call_before_it():
+    later = {**CALLED, "tool_calls": [{"id": "d", "function": {"name": "f"}}]}
+    read(USER, CALLED, later, {**RESULT, "tool_call_id": "d"}, {**RESULT, "tool_call_id": "c"})
+
+
+def test_tools_of_one_name_in_several_places_are_refused():
+    more = {"role": "system", "content": "s", "tools": [{"function": {"name": "g"}}, TOOL]}
+    for said, tools in (([{**SYSTEM, "tools": [TOOL]}, more, USER], None), ([USER, more], [TOOL])):
+        with pytest.raises(ConversationError, match="no other tool has") as caught:
+            read(*said, USER, tools=tools)
+        assert caught.value.path == "messages[1].tools[1].function.name"
+    read({**SYSTEM, "tools": [TOOL]}, USER, tools=[TOOL])
 
 
 def test_tool_choice_none_hides_the_tools_and_changes_nothing_else():
@@ -170,7 +202,7 @@ def test_a_prefix_is_continued():
 def test_results_without_call_ids_and_calls_with_equal_ids_keep_their_order():
     calls = [{"id": "same", "function": {"name": n, "arguments": "{}"}} for n in ("f", "g")]
     said = [USER, {"role": "assistant", "content": None, "tool_calls": calls}]
-    for key in ({}, {"tool_call_id": None}, {"tool_call_id": "same"}):
+    for key in ({}, {"tool_call_id": None}, {"tool_call_id": "same"}, {"name": "f"}):
         results = [{"role": "tool", "content": content, **key} for content in ("one", "two")]
         assert prompt(*said, *results).endswith(
             "<tool_result>one</tool_result>\n\n<tool_result>two</tool_result><｜Assistant｜><think>"
