@@ -74,6 +74,13 @@ def test_unusable_input_is_status_2_and_one_line(run, arguments):
     assert err.count("\n") == 1
 
 
+def test_what_the_system_refuses_is_status_2_and_one_line(run):
+    status, out, err = run("inspect", "x" * 300)
+    assert (status, out) == (2, "")
+    assert err.startswith("error: ") and "File name too long" in err
+    assert err.count("\n") == 1
+
+
 def test_a_config_that_a_format_does_not_fit_is_status_2(run, tmp_path):
     checkpoint = draft.golden("bf16")
     checkpoint.config["moe_intermediate_size"] = 40

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from dsv4.checkpoint import cli, fingerprint, inventory
+from dsv4.checkpoint import cli, fingerprint, inventory, staging
 from dsv4.checkpoint.convert import convert
 from dsv4.checkpoint.errors import CheckpointError
 from dsv4.checkpoint.load import load_model
@@ -72,8 +73,11 @@ def test_it_has_the_fingerprint_of_its_source_as_long_as_the_config_is_the_same(
     assert fingerprint.model_fingerprint(tmp_path) != wanted
 
 
-def test_names_shards_and_experts_in_several_formats_make_no_difference(tmp_path):
+def test_names_shards_and_experts_in_several_formats_make_no_difference(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(staging, "_check_room", lambda _, num_bytes: asked.append(num_bytes))
     source = draft.golden("mxfp4")
+    source.tensors["mtp.0.emb.tok_emb.weight"] = source.tensors["embed.weight"]
     experts = [f"layers.1.ffn.experts.{e}.w1" for e in range(4)]
     source.tensors[f"{experts[2]}.weight"] = np.full(
         (64, 256), 1 / 3, source.tensors["norm.weight"].dtype
@@ -85,7 +89,8 @@ def test_names_shards_and_experts_in_several_formats_make_no_difference(tmp_path
     source.tensors["head.weight"] = source.tensors["head.weight"].astype(np.float16)
     source.tensors = {f"model.{name}": value for name, value in source.tensors.items()}
     folder = source.write_shards(tmp_path / "source")
-    convert(folder, tmp_path / "out")
+    written = convert(folder, tmp_path / "out")
+    assert asked == [written + (folder / "config.json").stat().st_size + (16 << 20)]
     assert_same_parameters(state(tmp_path / "out"), state(folder))
     assert fingerprint.model_fingerprint(tmp_path / "out") == fingerprint.model_fingerprint(folder)
 
@@ -131,6 +136,106 @@ def test_a_damaged_source_is_named_and_nothing_is_left(tmp_path, change, message
     with pytest.raises(CheckpointError, match=message):
         convert(folder, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def with_half_a_block(**config):
+    source = draft.golden("bf16")
+    source.tensors["mtp.0.markov.weight"] = source.tensors["norm.weight"]
+    ratios = source.config["compress_ratios"][: source.config["num_hidden_layers"]]
+    source.config |= {"compress_ratios": ratios} | config
+    return source
+
+
+@pytest.mark.parametrize(
+    ("config", "file", "message"),
+    [
+        ({}, "source", "mtp.0.attn.attn_sink: missing.*--without-mtp leaves it out"),
+        (
+            {"num_nextn_predict_layers": 2},
+            "source/config.json",
+            "num_nextn_predict_layers: got 2.*--without-mtp leaves it out",
+        ),
+    ],
+)
+def test_an_mtp_block_that_is_not_supported_is_named_with_what_to_do(
+    tmp_path, config, file, message
+):
+    folder = with_half_a_block(**config).write(tmp_path / "source")
+    with pytest.raises(CheckpointError, match=message) as caught:
+        convert(folder, tmp_path / "out")
+    assert caught.value.file == tmp_path / file
+
+
+def test_leaving_the_block_out_is_not_advised_where_it_does_not_help(tmp_path):
+    source = with_half_a_block()
+    del source.tensors["norm.weight"]
+    with pytest.raises(CheckpointError) as caught:
+        convert(source.write(tmp_path / "source"), tmp_path / "out")
+    assert "--without-mtp" not in str(caught.value)
+
+
+def test_without_the_block_everything_else_is_converted(tmp_path):
+    source = with_half_a_block().write(tmp_path / "source")
+    assert cli.main(["convert", str(source), str(tmp_path / "out"), "--without-mtp"]) == 0
+    assert_same_parameters(state(tmp_path / "out"), state(source))
+    assert not list((tmp_path / "out" / "weights").glob("mtp*"))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_source_that_changes_meanwhile_is_refused(tmp_path, monkeypatch, name):
+    source = draft.golden("bf16")
+    folder = source.write(tmp_path / "source")
+    source.config["swiglu_limit"] = 9.0
+    source.tensors["norm.weight"] = source.tensors["norm.weight"] * 2
+
+    def change(_, item, *__):
+        if item == "norm":
+            source.write(tmp_path / "other")
+            shutil.copy(tmp_path / "other" / name, folder)
+            shutil.rmtree(tmp_path / "other")
+        return {}
+
+    monkeypatch.setattr("dsv4.checkpoint.convert._convert_item", change)
+    with pytest.raises(CheckpointError, match="changed while"):
+        convert(folder, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize("name", ["weights/novel.txt", "weights.json"])
+def test_a_folder_that_only_looks_converted_is_never_replaced(tmp_path, name):
+    mine = tmp_path / "out" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text('{"kilograms": 70}')
+    with pytest.raises(CheckpointError, match="exists and is not a converted checkpoint"):
+        convert(draft.GOLDENS / "flash-tiny-bf16", tmp_path / "out", overwrite=True)
+    assert mine.read_text() == '{"kilograms": 70}'
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, capfd):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20000, limits[1]))
+    try:
+        arguments = ["convert", str(draft.GOLDENS / "flash-tiny-bf16"), str(tmp_path / "out")]
+        status = cli.main(arguments)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert status == 2
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith(f"error: {tmp_path}/.out.unfinished/weights/embed: cannot be written")
+    assert "File too large" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_destination_in_a_file_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("mine")
+    status = cli.main(
+        ["convert", str(draft.GOLDENS / "flash-tiny-bf16"), str(tmp_path / "file" / "out")]
+    )
+    assert status == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: {tmp_path / 'file'}: is no folder, so nothing can be in it"
+    ]
 
 
 def test_source_and_destination_must_be_apart(tmp_path):

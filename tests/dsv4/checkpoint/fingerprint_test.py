@@ -51,6 +51,45 @@ def test_a_swap_of_two_tensors_makes_a_difference(tmp_path, wanted):
     assert fingerprint.model_fingerprint(golden.write(tmp_path)) != wanted
 
 
+def test_the_spelling_of_scales_makes_no_difference(tmp_path, wanted):
+    golden = draft.golden("mxfp4")
+    for number, suffix in enumerate(("weight_scale_inv", "weight_scale")):
+        other = {
+            f"{name[:-5]}{suffix}" if name.endswith(".scale") else name: value
+            for name, value in golden.tensors.items()
+        }
+        assert other.keys() != golden.tensors.keys()
+        folder = draft.Draft(golden.config, other).write(tmp_path / str(number))
+        assert fingerprint.model_fingerprint(folder) == wanted
+
+
+def test_the_block_of_fp8_scales_counts_as_it_is_resolved(tmp_path):
+    golden = draft.golden("mxfp4")
+    name = "layers.2.attn.wkv"
+    weight = golden.tensors[f"{name}.weight"]
+    assert weight.shape[1] == 256
+    golden.tensors[f"{name}.scale"] = np.ones((1, 2), np.float32)
+
+    def of(block):
+        golden.config.pop("quantization_config", None)
+        if block is not None:
+            golden.config["quantization_config"] = {"weight_block_size": block}
+        return fingerprint.model_fingerprint(golden.write(tmp_path / str(block)))
+
+    assert of(None) == of([128, 128])
+    assert of([128, 128]) != of([128, 200])  # as many blocks, but other columns in each
+
+
+def test_a_sampled_identity_is_said_to_be_one(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    folder = draft.golden("mxfp4").write(tmp_path)
+    fingerprint.model_fingerprint(folder)
+    assert "samples" not in caplog.text
+    monkeypatch.setattr(fingerprint, "_FULL_BYTES", 1000)
+    fingerprint.model_fingerprint(folder)
+    assert f"{tmp_path}: identified by samples of 0.0 GB" in caplog.text
+
+
 def test_large_checkpoints_are_sampled_at_both_ends_and_in_the_middle(tmp_path, monkeypatch):
     monkeypatch.setattr(fingerprint, "_FULL_BYTES", 1000)
     monkeypatch.setattr(fingerprint, "_SAMPLE_BYTES", 64)

@@ -50,6 +50,15 @@ def test_a_checkpoint_without_the_block_is_refused(stored, tmp_path):
         load.load_model(folder, compute_dtype=jnp.float32, mtp=True)
 
 
+def test_a_config_of_two_blocks_is_named(stored, tmp_path):
+    stored.config["num_nextn_predict_layers"] = 2
+    stored.config["compress_ratios"] = stored.config["compress_ratios"][:6]
+    folder = stored.write(tmp_path / "model")
+    with pytest.raises(CheckpointError, match="num_nextn_predict_layers: got 2") as caught:
+        load.load_model(folder, compute_dtype=jnp.float32, mtp=True)
+    assert caught.value.file == folder / "config.json"
+
+
 @pytest.mark.parametrize("name", ["mtp.0.e_proj.weight", "mtp.0.hc_head_fn"])
 def test_a_block_that_lacks_a_tensor_is_refused_by_name(stored, tmp_path, name):
     del stored.tensors[name]

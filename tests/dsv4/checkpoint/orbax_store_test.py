@@ -157,3 +157,10 @@ def test_damage_is_an_error_that_names_parameter_and_folder(tmp_path, threads, k
         read(tmp_path / "item" / "a", entries["a"], threads)
     assert caught.value.tensor == "norm.weight"
     assert caught.value.file == tmp_path / "item" / "a"
+
+
+def test_what_cannot_be_written_is_an_error_that_names_the_folder(tmp_path):
+    (tmp_path / "item").mkdir()
+    with pytest.raises(CheckpointError, match="cannot be written") as caught:
+        orbax_store.write_item(tmp_path / "item", {"a": random_bytes("uint8")})
+    assert caught.value.file == tmp_path / "item"

@@ -80,3 +80,12 @@ def test_a_name_in_two_files_is_read_once(folder):
 def test_a_folder_without_weights_is_a_problem_not_a_crash(tmp_path):
     assert "expected model.safetensors" in str(reader.scan(tmp_path).problems[0])
     assert "no such folder" in str(reader.scan(tmp_path / "absent").problems[0])
+
+
+def test_a_folder_that_may_not_be_listed_is_a_problem(tmp_path, monkeypatch):
+    def refuse(folder):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(type(tmp_path), "iterdir", refuse)
+    (problem,) = reader.scan(tmp_path).problems
+    assert (problem.file, problem.problem) == (tmp_path, "Permission denied")
