@@ -221,7 +221,8 @@ examples:
 
 DST appears when it is complete; what an interrupted conversion left is cleaned up by the next one.
 It takes as much disk as SRC, and as much memory as SRC's largest layer. `serve --model` takes
-either. The exit status is 2 if SRC is damaged, DST is taken or the disk is too full.
+either. --overwrite replaces a converted checkpoint, never anything else. The exit status is 2 if
+SRC is damaged, DST is taken or a mount point, or the disk is too full.
 """,
         _convert_arguments,
         _convert,
