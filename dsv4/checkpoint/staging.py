@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterator
 
 from dsv4.checkpoint.errors import CheckpointError, naming_files
 
+# Where Linux lists mounts; the fifth field of a line is the folder.
+_MOUNTS = pathlib.Path("/proc/self/mountinfo")
+
 
 @contextlib.contextmanager
 def staged_folder(
@@ -73,9 +76,7 @@ def _check_place(target: pathlib.Path, siblings: tuple[pathlib.Path, ...]) -> No
         raise CheckpointError("is no folder, so nothing can be in it", file=parent)
     if not os.access(parent, os.W_OK | os.X_OK):
         raise CheckpointError("not writable, expected a folder to write in", file=parent)
-    if target.exists() and (
-        target.is_mount() or target.stat().st_dev != target.parent.stat().st_dev
-    ):
+    if target.exists() and _is_mount_point(target):
         raise CheckpointError(
             "is a mount point, which no folder can take the place of: expected a folder in it",
             file=target,
@@ -83,6 +84,18 @@ def _check_place(target: pathlib.Path, siblings: tuple[pathlib.Path, ...]) -> No
     for path in siblings:
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             raise CheckpointError("in the way: expected a folder or nothing", file=path)
+
+
+def _is_mount_point(path: pathlib.Path) -> bool:
+    if path.stat().st_dev != path.parent.stat().st_dev:
+        return True
+    # A bind mount can have the device of its parent.
+    try:
+        mounts = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return False
+    written = str(path).replace("\\", r"\134").replace(" ", r"\040")
+    return any(line.split()[4:5] == [written] for line in mounts.splitlines())
 
 
 @contextlib.contextmanager

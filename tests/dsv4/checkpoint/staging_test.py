@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 
+from dsv4.checkpoint import staging
 from dsv4.checkpoint.errors import CheckpointError
 from dsv4.checkpoint.staging import staged_folder
 
@@ -147,9 +148,17 @@ def test_a_folder_of_another_device_is_refused(tmp_path, monkeypatch):
         return status if path.name == "out" else original(path, **options)
 
     monkeypatch.setattr(pathlib.Path, "stat", stat)
-    monkeypatch.setattr(pathlib.Path, "is_mount", lambda _: False)
     assert "is a mount point" in refusal(tmp_path / "out").problem
     assert content(tmp_path) == {"out"}
+
+
+def test_a_bind_mount_of_the_same_device_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "my out").mkdir()
+    mounts = f"1 2 0:3 / /proc rw - proc proc rw\n4 2 0:5 /x {tmp_path}/my\\040out rw - ext4 a rw\n"
+    (tmp_path / "mounts").write_text(mounts)
+    monkeypatch.setattr(staging, "_MOUNTS", tmp_path / "mounts")
+    assert "is a mount point" in refusal(tmp_path / "my out").problem
+    assert content(tmp_path) == {"my out", "mounts"}
 
 
 def test_a_parent_that_cannot_be_written_or_is_a_file_is_named(tmp_path, monkeypatch):
