@@ -5,6 +5,7 @@ e2m1 per byte (I8, U8 or F4). A block scale is e8m0 (also as U8), e4m3 or float.
 """
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from typing import Literal
 
@@ -13,6 +14,8 @@ import numpy as np
 
 from dsv4.checkpoint.reader import StoredTensor
 from dsv4.packing import E2M1, FP8_BLOCK, MXFP4_BLOCK, NVFP4_BLOCK, PackedFormat
+
+_LOG = logging.getLogger(__name__)
 
 Format = Literal["plain"] | PackedFormat
 
@@ -32,6 +35,11 @@ _SCALES = {
     "U8": ml_dtypes.float8_e8m0fnu,
     "F8_E4M3": ml_dtypes.float8_e4m3fn,
     **_FLOATS,
+}
+# What no longer rounds to a finite value; bfloat16's is half a step beyond its largest.
+_OVERFLOW = {
+    np.dtype(np.float32): np.inf,
+    np.dtype(ml_dtypes.bfloat16): (2 - 2.0**-8) * 2.0**127,
 }
 # First and last byte of the scales that are finite and > 0.
 _USABLE_BYTES = {"F8_E8M0": (0, 254), "U8": (0, 254), "F8_E4M3": (1, 126)}
@@ -136,7 +144,29 @@ def read_global_scale(weight: StoredWeight) -> np.ndarray:
     return _positive(weight.global_scale).reshape(())
 
 
-def read_rows(weight: StoredWeight, scales: np.ndarray, begin: int, end: int) -> np.ndarray:
+def overflow_of(dtype: np.dtype) -> float:
+    """The smallest float32 magnitude that float32 or bfloat16 cannot hold."""
+    return _OVERFLOW[np.dtype(dtype)]
+
+
+def warn_of_zeros(weight: StoredWeight) -> None:
+    """Logs that a plain matrix is zero everywhere: lawful, but also what a hole in a file reads."""
+    if weight.format == "plain" and len(weight.shape) == 2:
+        _LOG.warning(
+            "%s: tensor %s: every value is zero, as if its part of the file was never written",
+            weight.tensor.file,
+            weight.tensor.name,
+        )
+
+
+def read_rows(
+    weight: StoredWeight,
+    scales: np.ndarray,
+    begin: int,
+    end: int,
+    *,
+    dtype: np.dtype = np.dtype(np.float32),  # noqa: B008 - immutable
+) -> np.ndarray:
     """Expands rows begin..end of a weight.
 
     Args:
@@ -144,12 +174,13 @@ def read_rows(weight: StoredWeight, scales: np.ndarray, begin: int, end: int) ->
       scales: what `read_scales` returned for it.
       begin: first row (index of the first axis).
       end: one after the last row.
+      dtype: float32 or bfloat16, what the values will be rounded to.
 
     Returns:
       float32 [end - begin, columns]; a 1-D tensor has one column.
 
     Raises:
-      CheckpointError: a value that is not finite; names its index.
+      CheckpointError: a value that is not finite in `dtype`; names its index.
     """
     rows, columns = weight.shape[0], int(np.prod(weight.shape[1:], dtype=np.int64))
     row_bytes = weight.tensor.num_bytes // rows
@@ -163,10 +194,12 @@ def read_rows(weight: StoredWeight, scales: np.ndarray, begin: int, end: int) ->
         values = expand_rows(
             weight.format, packed, used, weight.block[1], read_global_scale(weight)
         )
-    if not np.isfinite(values).all():
-        row, column = np.argwhere(~np.isfinite(values))[0]
-        index = [begin + int(row), int(column)][: len(weight.shape)]
-        raise weight.tensor.error(f"value at {index}: got {values[row, column]}, expected finite")
+    is_held = np.abs(values) < overflow_of(dtype)
+    if not is_held.all():
+        row, column = np.argwhere(~is_held)[0]
+        index, value = [begin + int(row), int(column)][: len(weight.shape)], values[row, column]
+        expected = f"finite in {np.dtype(dtype).name}" if np.isfinite(value) else "finite"
+        raise weight.tensor.error(f"value at {index}: got {value}, expected {expected}")
     return values
 
 
@@ -224,6 +257,11 @@ def _positive(scale: StoredTensor) -> np.ndarray:
     if scale.dtype in _USABLE_BYTES:
         first, last = _USABLE_BYTES[scale.dtype]
         usable = (raw >= first) & (raw <= last)
+        if first == 0 and raw.size and not raw.any():
+            raise scale.error(
+                "every scale is 2^-127, as if its part of the file was never written; "
+                "expected others"
+            )
     else:
         values = values.astype(np.float32)
         usable = np.isfinite(values) & (values > 0)

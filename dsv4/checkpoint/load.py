@@ -121,7 +121,12 @@ def _read(
     report: Callable[[int], None],
 ) -> Weight:
     if weights == "packed" and assignment.is_packed:
-        stored = read_stored(assignment, limit=config.n_routed_experts, report=report)
+        stored = read_stored(
+            assignment,
+            limit=config.n_routed_experts,
+            dtype=np.dtype(assignment.dtype),
+            report=report,
+        )
         return _packed(stored, assignment.path, sharding)
     if weights == "packed" and any(weight.format != "plain" for weight in assignment.weights):
         name = assignment.weights[0].tensor.name
@@ -163,7 +168,12 @@ def _expand(
     step = max(1, _PIECE_BYTES // (4 * columns))
     row_bytes = weight.tensor.num_bytes // rows
     report(weight.num_bytes - weight.tensor.num_bytes)
+    is_zero = True
     for begin in range(0, rows, step):
         end = min(begin + step, rows)
-        target[begin:end] = formats.read_rows(weight, scales, begin, end)
+        values = formats.read_rows(weight, scales, begin, end, dtype=target.dtype)
+        is_zero = is_zero and not values.any()
+        target[begin:end] = values
         report((end - begin) * row_bytes)
+    if is_zero:
+        formats.warn_of_zeros(weight)

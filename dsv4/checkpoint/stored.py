@@ -33,6 +33,7 @@ _EXPONENTS = {
 _E4M3_NAN = 0x7F
 # The largest magnitude of each packed format's values.
 _LARGEST = {"fp8": E4M3_MAX, "mxfp4": max(E2M1), "nvfp4": max(E2M1)}
+_FLOAT32 = np.dtype(np.float32)
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 # Rows are read in pieces of about this many bytes, which caches hold until they are checked.
 _PIECE_BYTES = 1 << 20
@@ -64,7 +65,11 @@ def stored_bytes(assignment: Assignment) -> int:
 
 
 def read_stored(
-    assignment: Assignment, *, limit: int, report: Callable[[int], None]
+    assignment: Assignment,
+    *,
+    limit: int,
+    report: Callable[[int], None],
+    dtype: np.dtype = _FLOAT32,
 ) -> StoredParameter:
     """Reads a parameter without changing what its tensors say.
 
@@ -74,10 +79,11 @@ def read_stored(
       assignment: what fills the parameter.
       limit: integers lie below it.
       report: called with the bytes of each piece read.
+      dtype: float32 or bfloat16, what packed weights will be expanded to.
 
     Raises:
-      CheckpointError: a value that is not finite, a scale that is not positive, an integer out of
-        range, a truncated file; names file and tensor.
+      CheckpointError: a value that is not finite (in `dtype`), a scale that is not positive, an
+        integer out of range, a truncated file; names file and tensor.
     """
     if assignment.integers is not None:
         target = aligned_empty(assignment.shape, np.dtype(np.int32))
@@ -85,7 +91,7 @@ def read_stored(
         report(assignment.num_bytes)
         return StoredParameter("plain", (1, 1), {inventory.PLAIN: target})
     if assignment.is_packed:
-        return _read_packed(assignment, report)
+        return _read_packed(assignment, dtype, report)
     if _is_uniform(assignment):
         return _read_plain(assignment, report)
     _LOG.info("%s: in several formats, expanded", assignment.weights[0].tensor.name)
@@ -110,11 +116,13 @@ def _read_expanded(assignment: Assignment, report: Callable[[int], None]) -> Sto
 def _read_plain(assignment: Assignment, report: Callable[[int], None]) -> StoredParameter:
     target = aligned_empty(assignment.shape, _FLOATS[assignment.weights[0].tensor.dtype])
     for weight, part in zip(assignment.weights, _parts(assignment, target), strict=True):
-        _read_values(weight, 1.0, part, report)
+        _read_values(weight, 1.0, part, _FLOAT32, report)
     return StoredParameter("plain", (1, 1), {inventory.PLAIN: target})
 
 
-def _read_packed(assignment: Assignment, report: Callable[[int], None]) -> StoredParameter:
+def _read_packed(
+    assignment: Assignment, compute: np.dtype, report: Callable[[int], None]
+) -> StoredParameter:
     first = assignment.weights[0]
     leading = assignment.shape[:-2]
     row_bytes = first.tensor.num_bytes // first.shape[0]
@@ -132,7 +140,7 @@ def _read_packed(assignment: Assignment, report: Callable[[int], None]) -> Store
         parts[1][...] = scales
         parts[2][...] = formats.read_global_scale(weight)
         report(weight.num_bytes - weight.tensor.num_bytes)
-        _read_values(weight, _largest(scales) * float(parts[2]), parts[0], report)
+        _read_values(weight, _largest(scales) * float(parts[2]), parts[0], compute, report)
     arrays = {inventory.VALUES: values, inventory.SCALE: scale}
     if first.format == "nvfp4":
         arrays[inventory.GLOBAL_SCALE] = whole
@@ -147,29 +155,40 @@ def _parts(assignment: Assignment, target: np.ndarray) -> list[np.ndarray]:
 
 
 def _read_values(
-    weight: StoredWeight, factor: float, target: np.ndarray, report: Callable[[int], None]
+    weight: StoredWeight,
+    factor: float,
+    target: np.ndarray,
+    dtype: np.dtype,
+    report: Callable[[int], None],
 ) -> None:
     """Reads a weight's bytes into `target`; `factor` is the largest scale its values meet."""
+    is_zero = True
     rows = weight.shape[0]
     row_bytes = weight.tensor.num_bytes // rows
     into = target.reshape(rows, -1).view(np.uint8)
     for begin, end in _pieces(rows, row_bytes, 1):
         piece = into[begin:end].reshape(-1)
         weight.tensor.read_into(piece, begin * row_bytes)
-        if not _is_finite(weight, piece, factor):
+        if not _is_finite(weight, piece, factor, formats.overflow_of(dtype)):
             # Finds the value, if there is one.
-            formats.read_rows(weight, formats.read_scales(weight), begin, end)
+            formats.read_rows(weight, formats.read_scales(weight), begin, end, dtype=dtype)
+        is_zero = is_zero and not piece.any()
         report(piece.nbytes)
+    if is_zero:
+        formats.warn_of_zeros(weight)
 
 
-def _is_finite(weight: StoredWeight, raw: np.ndarray, factor: float) -> bool:
-    """Whether every value is surely finite; False means that one may not be."""
+def _is_finite(weight: StoredWeight, raw: np.ndarray, factor: float, overflow: float) -> bool:
+    """Whether every value is surely below `overflow`; False means that one may not be.
+
+    A plain one is only known to be finite.
+    """
     if weight.format == "plain":
         word, exponent = _EXPONENTS[weight.tensor.dtype]
         return not ((raw.view(word) & exponent) == exponent).any()
     if weight.format == "fp8" and ((raw & _E4M3_NAN) == _E4M3_NAN).any():
         return False
-    return _LARGEST[weight.format] * factor < _FLOAT32_MAX
+    return _LARGEST[weight.format] * factor < min(overflow, _FLOAT32_MAX)
 
 
 def _scale_dtype(weights: Iterable[StoredWeight]) -> np.dtype:

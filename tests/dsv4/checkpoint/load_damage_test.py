@@ -215,6 +215,12 @@ TENSOR_DAMAGE = {
         r"value at \[\d+, \d+\]: got -?inf",
         lambda t: t.update({WKV_SCALE: np.array([[1, 3e38]], np.float32)}),
     ),
+    "e8m0 scale in a hole of the file": (
+        "mxfp4",
+        EXPERT_SCALE,
+        r"every scale is 2\^-127, as if its part of the file was never written",
+        lambda t: t[EXPERT_SCALE].view(np.uint8).fill(0),
+    ),
     "zero float scale": (
         "mxfp4",
         WKV_SCALE,

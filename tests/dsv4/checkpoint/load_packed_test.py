@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from dsv4.checkpoint import load, stored
+from dsv4.checkpoint.errors import CheckpointError
 from dsv4.weights import PackedWeight
 from tests.dsv4.checkpoint import draft
 
@@ -115,3 +116,37 @@ def test_other_ways_to_keep_weights_are_refused():
             compute_dtype="float32",
             weights="raw",  # pyright: ignore[reportArgumentType]
         )
+
+
+# The largest bfloat16 is 3.3895e38; from 3.3962e38 on float32 rounds to infinity.
+@pytest.mark.parametrize("weights", ["packed", "expanded"])
+@pytest.mark.parametrize(("value", "fits"), [(3.396e38, True), (3.4e38, False)])
+def test_a_value_that_the_compute_dtype_cannot_hold_is_refused(tmp_path, weights, value, fits):
+    one = np.asarray(value, np.float32)
+    plain = draft.golden("mxfp4")
+    name = "layers.2.ffn_norm.weight"
+    plain.tensors[name] = plain.tensors[name].astype(np.float32)
+    plain.tensors[name][4] = -one
+    packed = draft.golden("mxfp4")
+    values, scale = packed.tensors[f"{WKV}.weight"], np.ones((1, 2), np.float32)
+    values[...] = 1
+    scale[0, 1] = one
+    packed.tensors[f"{WKV}.scale"] = scale
+    for index, (changed, place) in enumerate(((plain, r"\[4\]"), (packed, r"\[0, 128\]"))):
+        folder = changed.write(tmp_path / str(index))
+        load.load_model(folder, compute_dtype=jnp.float32, weights=weights)
+        if fits:
+            load.load_model(folder, compute_dtype=jnp.bfloat16, weights=weights)
+            continue
+        with pytest.raises(CheckpointError, match=rf"{place}: got .*, expected finite in bfloat16"):
+            load.load_model(folder, compute_dtype=jnp.bfloat16, weights=weights)
+
+
+def test_a_matrix_that_is_zero_everywhere_is_logged(tmp_path, caplog):
+    changed = draft.golden("bf16")
+    load.load_model(changed.write(tmp_path / "whole"), compute_dtype=jnp.float32)
+    assert "zero" not in caplog.text
+    changed.tensors[f"{WKV}.weight"][...] = 0
+    load.load_model(changed.write(tmp_path / "hole"), compute_dtype=jnp.float32)
+    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert f"{WKV}.weight: every value is zero" in record.message
