@@ -61,6 +61,7 @@ class ResponseParser:
         *,
         thinking: bool,
         think_tokens: bool = False,
+        marker_tokens: bool = False,
         tools: Sequence[Tool] = (),
         tool_choice: ToolChoice | None = None,
         request_id: str = "",
@@ -71,6 +72,7 @@ class ResponseParser:
           thinking: the prompt ended with <think>, so the response starts with reasoning.
           think_tokens: the caller sees tokens and gives the control tokens <think> and </think> to
             `push_think`; text that spells them is then text. Otherwise it is those tokens.
+          marker_tokens: the same of the DSML marker and `push_marker`.
           tools: what the request declares; other tools can't be called.
           tool_choice: what the request says of calling them; at will by default.
           request_id: makes the ids of the calls unique, and the same when it is parsed again.
@@ -81,6 +83,7 @@ class ResponseParser:
             request_id,
             thinking=thinking,
             think_tokens=think_tokens,
+            marker_tokens=marker_tokens,
         )
         self._deltas: list[Delta] = []
         self._cut = False
@@ -90,8 +93,16 @@ class ResponseParser:
         return self._add(self._parser.push(text))
 
     def push_think(self, *, end: bool) -> Delta:
-        """Takes the control token <think> or, if `end`, </think>; dropped if it means nothing."""
+        """Takes the control token <think> or, if `end`, </think>."""
         return self._add(self._parser.push_think(end=end))
+
+    def push_marker(self) -> Delta:
+        """Takes the control token of the DSML marker."""
+        return self._add(self._parser.push_marker())
+
+    def push_control(self, name: str) -> Delta:
+        """Takes another control token: part of a value it stands in, and never shown."""
+        return self._add(self._parser.push_control(name))
 
     def finish(self, *, cut: bool) -> Delta:
         """Ends the response: returns what was held back.

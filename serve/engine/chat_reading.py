@@ -1,9 +1,9 @@
 """How the answer of a chat is read: reasoning, content and tool calls, token after token.
 
-The reasoning begins and ends with control tokens, never with text that spells them. The parser of
-tool calls works on text, in which the control token of their markup has its name. No other control
-token is ever shown. Stop strings are looked for in the content alone; what follows one is dropped,
-calls that are complete by then stay.
+The reasoning begins and ends with control tokens, never with text that spells them, and so does the
+markup of tool calls if the tokenizer has a token for its marker. No control token is ever shown;
+within the value of an argument it is its name. Stop strings are looked for in the content alone;
+what follows one is dropped, calls that are complete by then stay.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class ChatReader:
         self._parser = ResponseParser(
             thinking=chat.thinking,
             think_tokens=True,
+            marker_tokens=special_tokens.DSML in tokenizer.special_tokens,
             tools=chat.tools,
             tool_choice=chat.tool_choice,
             request_id=request_id,
@@ -45,17 +46,22 @@ class ChatReader:
 
     def push(self, token: int) -> Piece:
         name = self._names.get(token)
-        if name in (special_tokens.THINK_BEGIN, special_tokens.THINK_END):
-            delta = _joined(
-                self._parser.push(self._detokenizer.flush()),
-                self._parser.push_think(end=name == special_tokens.THINK_END),
-            )
-        elif name is None or name == special_tokens.DSML:
+        if name is None:
             delta = self._parser.push(self._detokenizer.push(token))
         else:
-            return Piece()
+            delta = _joined(self._parser.push(self._detokenizer.flush()), self._push_control(name))
         text, stop = self._stop.push(delta.content)
+        if stop is not None:
+            last = self._parser.finish(cut=True)
+            delta = _joined(delta, last)
         return _piece(delta, text, stop)
+
+    def _push_control(self, name: str) -> Delta:
+        if name in (special_tokens.THINK_BEGIN, special_tokens.THINK_END):
+            return self._parser.push_think(end=name == special_tokens.THINK_END)
+        if name == special_tokens.DSML:
+            return self._parser.push_marker()
+        return self._parser.push_control(name)
 
     def finish(self, *, cut: bool) -> Piece:
         delta = _joined(self._parser.push(self._detokenizer.flush()), self._parser.finish(cut=cut))

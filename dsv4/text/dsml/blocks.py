@@ -1,8 +1,9 @@
 """A block: consecutive tags, with the invokes they make up and the white space between them.
 
 A block is markup and never shown, unless it is a quotation; then all of it is text:
-- it begins in a code block, in inline code, in a block quote or behind a quotation mark, and the
-  response does not end with it (if it does, the code was never closed, and its calls are calls);
+- it begins in a code block or in inline code that ends: as long as it has not, a block with calls
+  and what follows it are held back, and code that never ends is none;
+- it begins in a block quote or behind a quotation mark, and the response does not end with it;
 - it stands within one line, with text on both sides;
 - it is one tag that begins something, with text before it in its line, and text follows;
 - it holds a call, in the reasoning, and the reasoning does not end with it: the model tries it out;
@@ -13,7 +14,8 @@ from dataclasses import dataclass, field
 
 from dsv4.text.dsml.events import Problem
 from dsv4.text.dsml.invokes import InvokeReader
-from dsv4.text.dsml.tags import Lexeme, Shape, Tag, raw_text
+from dsv4.text.dsml.quoting import CodeTracker
+from dsv4.text.dsml.tags import Control, Lexeme, Shape, Tag, raw_text
 
 # A call, as tool and JSON text of the arguments, or the reason why there is none.
 Result = tuple[str, str] | Problem
@@ -25,15 +27,15 @@ class Block:
 
     Attributes:
       reasoning: it began in the reasoning.
-      coded: it began in code, which has not ended since.
-      quoted: it began in code, in a block quote or behind a quotation mark.
+      marked_quote: it began in a block quote or behind a quotation mark.
       prose: it began with text before it in its line.
       inline: the same, and it has not left that line.
       plain: it began with a tag without marker, which has yet to prove itself.
       sectioned: we are in a section.
       trial: it holds what a call is made of.
       tags: how many it holds; 2 stands for more, and for one that ends something.
-      held: it made calls in the reasoning, which ended behind it.
+      code: the code around it before it began; None if there is none, or none any more.
+      later: what follows it in code that has not ended; None as long as it goes on itself.
       reader: reads the invoke we are in.
       raw: what it consists of, as long as it may be a quotation; None afterwards.
       results: what its invokes gave while it may be a quotation.
@@ -42,8 +44,8 @@ class Block:
     """
 
     reasoning: bool
-    coded: bool
-    quoted: bool
+    code: CodeTracker | None
+    marked_quote: bool
     prose: bool
     plain: bool
     raw: list[Lexeme] | None
@@ -51,7 +53,7 @@ class Block:
     sectioned: bool = False
     trial: bool = False
     tags: int = 0
-    held: bool = False
+    later: list[Lexeme] | None = None
     reader: InvokeReader | None = None
     results: list[Result] = field(default_factory=list)
     line_break: bool = False
@@ -61,22 +63,37 @@ class Block:
         self.inline = self.prose
 
     @property
+    def coded(self) -> bool:
+        """Whether it began in code, which has not ended since."""
+        return self.code is not None
+
+    @property
+    def quoted(self) -> bool:
+        """Whether it began in code, in a block quote or behind a quotation mark."""
+        return self.coded or self.marked_quote
+
+    @property
     def certain(self) -> bool:
         """Whether it is markup whatever follows."""
-        tried = self.held or (self.reasoning and self.trial)
+        tried = self.reasoning and self.trial
         mentioned = self.inline or (self.prose and self.tags < 2)
         return not (self.quoted or mentioned or self.plain or tried)
 
     @property
     def in_tags(self) -> bool:
         """Whether tags have to follow before it can be over."""
-        return self.sectioned or self.reader is not None
+        reading = self.reader is not None and not self.reader.closed
+        return self.later is None and (self.sectioned or reading)
+
+    @property
+    def takes_control(self) -> bool:
+        """Whether a control token is part of it."""
+        return self.reader is not None or self.later is not None
 
     @property
     def made_calls(self) -> bool:
-        """Whether it holds calls; in a quotation nothing but calls."""
-        calls = [not isinstance(result, Problem) for result in self.results]
-        return all(calls) and bool(calls) if self.quoted else any(calls)
+        """Whether it holds calls that have not been made yet."""
+        return any(not isinstance(result, Problem) for result in self.results)
 
     def keep(self, lexeme: Lexeme) -> None:
         """Takes a lexeme into the block."""
@@ -92,4 +109,5 @@ class Block:
 
     def text(self) -> str:
         """Returns all of it, for a quotation."""
-        return "".join(map(raw_text, self.raw or []))
+        lexemes = [*(self.raw or []), *(self.later or [])]
+        return "".join(raw_text(each) for each in lexemes if not isinstance(each, Control))

@@ -31,11 +31,13 @@ class Flaw(enum.Enum):
     REFUSED = "refused"  # the request's tool_choice forbids it
     MISSING = "missing"  # the request's tool_choice demands a call that was not made
     STRAY = "stray"  # a tag that belongs to nothing
+    QUOTED = "quoted"  # a call that could be made, in what is shown as a quotation
+    DRAFT = "draft"  # a call in the reasoning, and the content calls too
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Markup that was taken out of the text and gave no call.
+    """Markup that gave no call; unless it is quoted, it was taken out of the text.
 
     Attributes:
       flaw: the kind.

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 
 from dsv4.text.dsml.calls import CallReader, Invoke, Parameter
-from dsv4.text.dsml.tags import Element, Lexeme, Shape, Tag, raw_text
+from dsv4.text.dsml.tags import Control, Element, Lexeme, Shape, Tag, raw_text
 from dsv4.text.special_tokens import DSML
 
 # Between tags, what a doubled or torn tag leaves behind is no more than white space is.
@@ -31,20 +31,29 @@ class Ending(enum.Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of an invoke: how, what was read, and the lexemes at the end that are not of it."""
+    """The end of an invoke.
+
+    Attributes:
+      ending: how.
+      invoke: what was read.
+      rest: the lexemes at the end that are not of it.
+      swallowed: how many of these were taken for a value.
+    """
 
     ending: Ending
     invoke: Invoke
     rest: list[Lexeme] = field(default_factory=list)
+    swallowed: int = 0
 
 
 class InvokeReader:
     """Takes lexemes until the invoke has ended."""
 
     def __init__(self, tag: Tag, calls: CallReader, *, sectioned: bool) -> None:
-        self.invoke = Invoke(tag.name, flaw=tag_flaw(tag))
+        self.invoke = Invoke(tag.name, flaw=_tag_flaw(tag))
         self._calls = calls
         self._sectioned = sectioned
+        self._closed = tag.shape is Shape.EMPTY
         self._given: set[str] = set()
         self._gap: list[Lexeme] = []  # what may stand between tags, since the last one
         self._open: Tag | None = None  # the parameter whose value is being read
@@ -73,9 +82,42 @@ class InvokeReader:
             return self._feed_value(lexeme)
         if self._in_body:
             return self._feed_body(lexeme)
+        if isinstance(lexeme, Control):
+            self._gap.append(lexeme)
+            return None
+        if self._closed and not self._goes_on(lexeme):
+            return Outcome(Ending.COMPLETE, self.invoke, [*self._gap, lexeme])
         if isinstance(lexeme, str):
             return self._feed_text(lexeme)
         return self._feed_tag(lexeme)
+
+    def _goes_on(self, lexeme: Lexeme) -> bool:
+        """Whether a lexeme belongs to the invoke that ends in its first tag, good or bad."""
+        if isinstance(lexeme, str):
+            body = self._sectioned and lexeme.lstrip(TAG_DEBRIS).startswith("{")
+            if not body:
+                return not lexeme.strip(TAG_DEBRIS if self._sectioned else None)
+        elif lexeme.marked and lexeme.ends(Element.INVOKE):
+            return True
+        elif not (lexeme.element is Element.PARAMETER and (lexeme.marked or self._sectioned)):
+            return False
+        self._flaw("arguments behind its end")
+        self._closed = False
+        return True
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is over unless arguments follow."""
+        return self._closed
+
+    @property
+    def in_value(self) -> bool:
+        """Whether text is part of a value or a body."""
+        return self._open is not None or self._in_body
+
+    def spoil(self) -> None:
+        """Something that is no text stands within one of its tags."""
+        self._flaw("a control token in a tag")
 
     @property
     def waits(self) -> bool:
@@ -84,6 +126,8 @@ class InvokeReader:
 
     def finish(self, *, cut: bool) -> Outcome:
         """The stream ends, `cut` off or by the model's will."""
+        if self._closed:
+            return Outcome(Ending.COMPLETE, self.invoke, self._gap)
         if self._open is not None and not cut and self._value_is_over(at_end=True):
             outcome = self._close_value(self._run_start, self._parts[self._run_start :])
             if outcome is not None:
@@ -106,7 +150,7 @@ class InvokeReader:
     def _feed_tag(self, tag: Tag) -> Outcome | None:
         gap, self._gap = self._gap, []
         if tag.element is Element.PARAMETER:
-            self._flaw(tag_flaw(tag))
+            self._flaw(_tag_flaw(tag))
             if tag.begins(Element.PARAMETER):
                 self._begin_parameter(tag)
             elif not self.invoke.parameters or self._quoted_parameter:
@@ -169,7 +213,9 @@ class InvokeReader:
                 return self._close_value(self._run_start, self._parts[self._run_start :])
             if self._begins_anew():
                 self._flaw("no end")
-                return Outcome(Ending.ABANDONED, self.invoke, self._parts)
+                return Outcome(
+                    Ending.ABANDONED, self.invoke, self._parts, swallowed=self._run_start
+                )
         self._follow_quotation(lexeme)
         return None
 
@@ -270,7 +316,8 @@ class InvokeReader:
         for index, lexeme in enumerate(rest):
             outcome = self.feed(lexeme)
             if outcome is not None:
-                return Outcome(outcome.ending, outcome.invoke, outcome.rest + rest[index + 1 :])
+                outcome.rest.extend(rest[index + 1 :])
+                return outcome
         return None
 
     def _begin_parameter(self, tag: Tag) -> None:
@@ -296,7 +343,7 @@ class InvokeReader:
         self.invoke.flaw = self.invoke.flaw or flaw
 
 
-def tag_flaw(tag: Tag) -> str:
+def _tag_flaw(tag: Tag) -> str:
     """Returns why the beginning of an invoke or a parameter can't be read; empty if it can."""
     if tag.stray:
         return f"attribute {tag.stray!r} in {tag.raw!r}, expected name and string"

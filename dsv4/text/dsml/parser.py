@@ -2,33 +2,39 @@
 
 Text outside of blocks of markup (see `blocks`) is shown as it is, exactly once and in order, and so
 is text in a block that is neither value nor JSON body. A call is made once its invoke is complete
-and its block is known to be markup. Work is linear in the text, and what is held back is what may
-still become markup or belong to it.
+and its block is known to be markup; one that the reasoning ends with, once the content has ended
+and called nothing. What is held back is what may still become markup or belong to it. What was read
+as something it is not is read again, each lexeme a bounded number of times: work is linear.
 """
 
+import copy
 import re
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 from dsv4.text.chat.messages import Tool
 from dsv4.text.dsml.blocks import Block, Result
 from dsv4.text.dsml.calls import CallReader, Invoke, ToolChoice, make_call
 from dsv4.text.dsml.events import Call, Event, Flaw, Problem, Text
-from dsv4.text.dsml.invokes import TAG_DEBRIS, Ending, InvokeReader, Outcome, tag_flaw
+from dsv4.text.dsml.invokes import TAG_DEBRIS, Ending, InvokeReader, Outcome
 from dsv4.text.dsml.quoting import CodeTracker
-from dsv4.text.dsml.tags import Element, Lexeme, Lexer, Shape, Tag, raw_text
+from dsv4.text.dsml.tags import Control, Element, Lexeme, Lexer, Shape, Tag, raw_text
 from dsv4.text.reasoning import ReasoningParser
-from dsv4.text.special_tokens import THINK_END
+from dsv4.text.special_tokens import THINK_BEGIN, THINK_END
 
 # Line breaks, and the indentation behind them, that belong to a block that follows.
-_TAIL = re.compile(r"\n{1,2}[ \t]{0,16}\Z")
-_MAX_TAIL = 18
+_TAIL = re.compile(r"(?:(?:\r?\n){1,2}[ \t]{0,16}|(?:\r?\n)?\r)\Z")
+_MAX_TAIL = 20
+# How often one tag may be read again because another section begins behind it.
+_MAX_REPLAYS = 8
 
 
 class DsmlParser:
     """Parses one response.
 
     `thinking` says whether it starts within the reasoning, `think_tokens` that <think> and </think>
-    come by `push_think` only and are text where text spells them.
+    come by `push_think` only and are text where text spells them, `marker_tokens` the same of the
+    DSML marker and `push_marker`; markers that are written otherwise are read all the same.
     """
 
     def __init__(
@@ -39,13 +45,20 @@ class DsmlParser:
         *,
         thinking: bool,
         think_tokens: bool = False,
+        marker_tokens: bool = False,
     ) -> None:
         self._calls = CallReader(tools, choice)
         self._request_id = request_id
         self._reasoning = ReasoningParser(thinking=thinking)
-        self._lexer = Lexer(think_tags=not think_tokens)
+        self._lexer = Lexer(think_tags=not think_tokens, marker_in_text=not marker_tokens)
         self._code = CodeTracker()
         self._block: Block | None = None
+        # What is to be read next, whether the code tracker has seen it, and how often it was read
+        # before. None stands where the code around the block turns out to be none.
+        self._queue: deque[tuple[Lexeme | None, bool, int]] = deque()
+        self._drafts: list[Result] = []  # what the reasoning ended with
+        self._draft_text = ""
+        self._replays = 0
         self._in_section = False  # in the line where the last block left a section open
         self._tail = ""
         self._made = 0
@@ -56,20 +69,37 @@ class DsmlParser:
     def push(self, text: str) -> list[Event]:
         """Takes the next text; returns what became certain with it."""
         for lexeme in self._lexer.push(text):
-            self._feed(lexeme)
+            self._take(lexeme)
         return self._take_events()
 
     def push_think(self, *, end: bool) -> list[Event]:
         """Takes the control token <think> or, if `end`, </think>; as `push`.
 
-        Where it means nothing it is dropped: a control token is no text.
+        Where it means nothing it is a control token like others, see `push_control`.
         """
         if end and self._reasoning.active:
             for lexeme in self._lexer.finish():
-                self._feed(lexeme)
-            self._feed(Tag(THINK_END, Element.THINK, Shape.END, marked=False))
+                self._take(lexeme)
+            self._take(Tag(THINK_END, Element.THINK, Shape.END, marked=False))
         elif not end and self._block is None and not self._lexer.in_tag:
             self._begin_reasoning()
+        else:
+            self._take_control(THINK_END if end else THINK_BEGIN)
+        return self._take_events()
+
+    def push_marker(self) -> list[Event]:
+        """Takes the control token of the DSML marker; as `push`."""
+        for lexeme in self._lexer.push_marker():
+            self._take(lexeme)
+        return self._take_events()
+
+    def push_control(self, name: str) -> list[Event]:
+        """Takes a control token that is no markup; as `push`.
+
+        Its name is part of the value it stands in, a call with it in a tag is no call, and
+        elsewhere it is dropped: a control token is no text.
+        """
+        self._take_control(name)
         return self._take_events()
 
     def finish(self, *, cut: bool) -> list[Event]:
@@ -78,18 +108,51 @@ class DsmlParser:
             if isinstance(lexeme, str) and self._block is not None and self._block.in_tags:
                 self._block.keep(lexeme)  # the beginning of a tag
             else:
-                self._feed(lexeme)
+                self._take(lexeme)
         while self._block is not None:
             self._finish_block(self._block, cut=cut)
+            self._work()
         self._show(self._take_tail())
+        drafts, self._drafts = self._drafts, []
+        for result in drafts:
+            self._make(result)
         demand = self._calls.demand(self._made)
         if demand is not None:
             self._say(demand)
         return self._take_events()
 
+    def _take(self, lexeme: Lexeme) -> None:
+        self._queue.append((lexeme, False, 0))
+        self._work()
+
+    def _take_control(self, name: str) -> None:
+        if not self._lexer.in_tag:
+            self._take(Control(name))
+            return
+        self._lexer.spoil()
+        reader = None if self._block is None else self._block.reader
+        if reader is not None and not reader.closed:
+            reader.spoil()
+
+    def _work(self) -> None:
+        while self._queue:
+            lexeme, tracked, self._replays = self._queue.popleft()
+            if lexeme is not None:
+                self._feed(lexeme, tracked=tracked)
+            elif self._block is not None:
+                self._uncode(self._block)
+
+    def _again(
+        self, lexemes: Iterable[Lexeme | None], *, tracked: bool = False, replays: int = 0
+    ) -> None:
+        """Puts lexemes before all that is to be read."""
+        self._queue.extendleft((each, tracked, replays) for each in reversed([*lexemes]))
+
     # Text. `tracked` says that the code tracker has seen the lexeme already.
 
-    def _feed(self, lexeme: Lexeme, *, tracked: bool = False) -> None:
+    def _feed(self, lexeme: Lexeme, *, tracked: bool) -> None:
+        if isinstance(lexeme, Control) and (self._block is None or not self._block.takes_control):
+            return
         if self._block is not None:
             self._feed_block(self._block, lexeme, tracked=tracked)
         elif isinstance(lexeme, str):
@@ -125,6 +188,7 @@ class DsmlParser:
         if not self._reasoning.begin():
             return False
         self._show(self._take_tail(), reasoning=reasoning)
+        self._drop_drafts()
         self._code = CodeTracker()
         return True
 
@@ -169,26 +233,28 @@ class DsmlParser:
         begins_call = tag.begins(Element.SECTION) or tag.begins(Element.INVOKE)
         if not begins_call and not tag.broken:
             self._show(self._take_tail())
-        coded = self._code.in_code
+        code = copy.copy(self._code) if self._code.in_code else None
         plain = tag.element is not Element.THINK and not tag.marked
         block = self._block = Block(
             reasoning=self._reasoning.active,
-            coded=coded,
-            quoted=coded or self._code.in_block_quote or self._code.after_quote_mark,
+            code=code,
+            marked_quote=self._code.in_block_quote or self._code.after_quote_mark,
             prose=not self._code.line_blank and not self._in_section,
             plain=plain,
             raw=[self._take_tail()],
             sectioned=self._in_section,
         )
-        if coded and not tracked:
+        if code is not None and not tracked:
             self._code.feed(tag.raw)
         self._take_tag(block, tag)
 
     def _feed_block(self, block: Block, lexeme: Lexeme, *, tracked: bool) -> None:
         if block.coded and not tracked and not self._follow_code(block, lexeme):
             return
-        if isinstance(lexeme, Tag) and lexeme.ends(Element.THINK) and self._reasoning.active:
-            self._end_reasoning_behind(block)
+        if block.later is not None:
+            block.later.append(lexeme)
+        elif isinstance(lexeme, Tag) and lexeme.ends(Element.THINK) and self._reasoning.active:
+            self._end_reasoning_behind(block, lexeme)
         elif block.reader is not None:
             self._feed_invoke(block, block.reader, lexeme)
         elif isinstance(lexeme, str):
@@ -197,7 +263,7 @@ class DsmlParser:
             self._feed_tag(block, lexeme)
 
     def _follow_code(self, block: Block, lexeme: Lexeme) -> bool:
-        """Returns whether the block goes on; it is a quotation where the code around it ends."""
+        """Returns whether the lexeme is part of the block; where its code ends, it is quoted."""
         if isinstance(lexeme, Tag):
             self._code.meet_tag()
             if self._code.in_code:
@@ -208,13 +274,24 @@ class DsmlParser:
             length = self._code.feed_while_in_code(lexeme)
             if self._code.in_code:
                 return True
-            block.keep(lexeme[:length])
+            if self._code.given_up:
+                self._again([None, *filter(None, [lexeme[length:]])])
+                self._feed_block(block, lexeme[:length], tracked=True)
+                return False
+            (block.keep if block.later is None else block.later.append)(lexeme[:length])
         self._reject(block)
-        if isinstance(lexeme, Tag):
-            self._feed(lexeme)
-        elif lexeme[length:]:
-            self._feed(lexeme[length:])
+        rest = lexeme if isinstance(lexeme, Tag) else lexeme[length:]
+        self._again([rest] if rest else [])
         return False
+
+    def _uncode(self, block: Block) -> None:
+        """The code around a block does not end: it was none."""
+        if block.code is None:
+            return
+        self._code, block.code = block.code.without_code(), None
+        later, block.later = block.later or [], None
+        self._open(block)
+        self._again(later)
 
     def _feed_gap(self, block: Block, text: str) -> None:
         """Text in a block and outside its invokes: white space, or the end of the block."""
@@ -224,26 +301,20 @@ class DsmlParser:
             block.gap.append(text)
             block.keep(text)
             self._open(block)
-        elif block.certain or block.held:
+        elif block.certain:
             gap = "".join(block.gap)
             self._commit(block)
-            self._feed(gap + text)
+            self._again([gap + text])
+        elif block.coded and block.made_calls and not block.reasoning:
+            block.later = [text]
         else:
             self._reject(block)
-            self._feed(text, tracked=block.coded)
+            self._again([text], tracked=block.coded)
 
     def _feed_tag(self, block: Block, tag: Tag) -> None:
-        begins_call = tag.begins(Element.INVOKE) or tag.begins(Element.SECTION)
-        if block.held and tag.marked and begins_call:
-            # What was called in the reasoning was tried out; this is the call.
-            gap = "".join(block.gap)
-            block.give_back(len(block.gap))
+        if block.plain and not (tag.marked and tag.begins(Element.INVOKE)):
             self._reject(block)
-            self._feed_text(gap, tracked=False)
-            self._feed(tag)
-        elif block.plain and not (tag.marked and tag.begins(Element.INVOKE)):
-            self._reject(block)
-            self._feed(tag, tracked=block.coded)
+            self._again([tag], tracked=block.coded)
         elif _is_text(tag, block):
             self._feed_gap(block, tag.raw)
         else:
@@ -260,8 +331,6 @@ class DsmlParser:
         block.inline = block.inline and "\n" not in tag.raw
         if tag.element is Element.SECTION:
             block.sectioned = tag.begins(Element.SECTION)
-        elif tag.begins(Element.INVOKE) and tag.shape is Shape.EMPTY:
-            self._read(block, Invoke(tag.name, flaw=tag_flaw(tag)))
         elif tag.begins(Element.INVOKE):
             block.reader = InvokeReader(tag, self._calls, sectioned=block.sectioned)
         elif tag.element is not Element.THINK:
@@ -274,7 +343,7 @@ class DsmlParser:
         block.line_break = block.line_break or "\n" in raw_text(lexeme)
         if outcome is None and reader.waits:
             return
-        if outcome is None or outcome.ending is Ending.COMPLETE:
+        if not reader.closed and (outcome is None or outcome.ending is Ending.COMPLETE):
             block.inline = block.inline and not block.line_break
         block.line_break = False
         if outcome is None:
@@ -293,8 +362,18 @@ class DsmlParser:
         else:
             self._give(block, Problem(Flaw.INCOMPLETE, name, "the response ended within it"))
         self._open(block)
-        for lexeme in outcome.rest:
-            self._feed(lexeme, tracked=block.coded)
+        rest, replays = outcome.rest, self._replays
+        if outcome.swallowed and replays == _MAX_REPLAYS:
+            rest = self._text_of(rest[: outcome.swallowed]) + rest[outcome.swallowed :]
+        elif outcome.swallowed:
+            replays += 1
+        self._again(rest, tracked=block.coded, replays=replays)
+
+    def _text_of(self, lexemes: list[Lexeme]) -> list[Lexeme]:
+        """Returns what is text in a value that was none."""
+        self._say(Problem(Flaw.MALFORMED, "", "too many tags without end before a section"))
+        texts = [raw_text(each) for each in lexemes if isinstance(each, str) or not each.marked]
+        return ["".join(texts)] if any(texts) else []
 
     def _read(self, block: Block, invoke: Invoke) -> None:
         certain = block.sectioned and not block.quoted and not block.reasoning
@@ -307,6 +386,9 @@ class DsmlParser:
             block.results.append(result)
 
     def _make(self, result: Result) -> None:
+        tried = not isinstance(result, Problem) or result.flaw is not Flaw.STRAY
+        if tried and not self._reasoning.active:
+            self._drop_drafts()
         if isinstance(result, Problem):
             self._say(result)
             return
@@ -314,6 +396,19 @@ class DsmlParser:
         self._reasoning.saw(name)
         self._say(Call(self._made, make_call(self._request_id, self._made, name, arguments)))
         self._made += 1
+
+    def _drop_drafts(self) -> None:
+        """What the reasoning ended with was tried out: it goes on, or the content calls itself."""
+        drafts, self._drafts = self._drafts, []
+        text, self._draft_text = self._draft_text, ""
+        if drafts:
+            self._show(text, reasoning=True)
+            self._say_quoted(drafts, Flaw.DRAFT)
+
+    def _say_quoted(self, results: list[Result], flaw: Flaw) -> None:
+        for result in results:
+            if not isinstance(result, Problem):
+                self._say(Problem(flaw, result[0], "a call that was written and not made"))
 
     # Verdicts
 
@@ -334,18 +429,21 @@ class DsmlParser:
         """The block is over, and it was a quotation."""
         self._block = None
         text = block.text()
-        if block.held:
-            self._show(text, reasoning=True)
-        elif text:
+        if text:
             self._feed_text(text, tracked=block.coded)
+        self._say_quoted(block.results, Flaw.DRAFT if block.reasoning else Flaw.QUOTED)
 
-    def _end_reasoning_behind(self, block: Block) -> None:
+    def _end_reasoning_behind(self, block: Block, tag: Tag) -> None:
+        if block.reader is not None and block.reader.closed:
+            self._again([tag])
+            self._end_invoke(block, block.reader.finish(cut=False))
+            return
         if block.reader is not None or block.plain or (block.quoted and not block.made_calls):
             self._reject(block)
         elif block.made_calls:
-            block.held = True
-            block.coded = block.quoted = block.prose = block.inline = block.sectioned = False
-            block.gap.clear()
+            self._block = None
+            self._drafts += block.results
+            self._draft_text += block.text()
         else:
             self._commit(block)
         self._end_reasoning()
@@ -356,7 +454,14 @@ class DsmlParser:
         code_ended = block.coded and not self._code.in_code
         if block.reader is not None and not code_ended:
             self._end_invoke(block, block.reader.finish(cut=cut))
-        elif block.plain or code_ended or (block.quoted and (cut or not block.made_calls)):
+        elif block.later is not None and not code_ended and not cut:
+            self._uncode(block)
+        elif (
+            block.later is not None
+            or block.plain
+            or code_ended
+            or (block.quoted and (cut or not block.made_calls))
+        ):
             self._reject(block)
         else:
             self._commit(block)

@@ -4,6 +4,7 @@ Fences (``` and ~~~, also in lists and block quotes) end at a fence of at least 
 code at as many backticks as it began with or at a blank line, as CommonMark has it.
 """
 
+import copy
 import re
 
 _PIECE = re.compile(r"`+|~+|\n|[^`~\n]+")
@@ -22,6 +23,9 @@ class CodeTracker:
         self._fence_line = False  # still in the line that opened it
         self._closing = False  # behind a run that closes it if the line has nothing else
         self._span = 0  # backticks that opened the inline code we are in
+        self._fences = True  # runs may open code blocks
+        self._spans = True  # runs may open inline code in this paragraph
+        self.given_up = False  # the code we were in last never ended, so it was none
         self._run = _NO_RUN  # backticks or tildes that the text now ends with
         self._run_at_line_start = False
         self._prefix = True  # nothing in the line that forbids a fence
@@ -58,6 +62,19 @@ class CodeTracker:
                 return match.end()
         return len(text)
 
+    def without_code(self) -> "CodeTracker":
+        """Returns what this would be if the code we are in were none, as it does not end.
+
+        Nothing behind that opens code of its kind: a code block, or inline code in the paragraph.
+        """
+        tracker = copy.copy(self)
+        tracker.meet_tag()
+        tracker._spans = tracker._spans and not tracker._span
+        tracker._fences = tracker._fences and not tracker._fence[1]
+        tracker._span, tracker._fence_line = 0, False
+        tracker._close_fence()
+        return tracker
+
     def meet_tag(self) -> None:
         """A tag, or the end, follows: a run of backticks is over, and so is a closing line."""
         self._end_run()
@@ -93,7 +110,8 @@ class CodeTracker:
         if self._closing:
             self._close_fence()
         if self.line_blank:
-            self._span = 0
+            self.given_up = self._span > 0
+            self._span, self._spans = 0, True
         self._fence_line = False
         self.line_blank = self._prefix = True
         self.in_block_quote = False
@@ -114,14 +132,16 @@ class CodeTracker:
                 # A second run in the opening line: it was inline code.
                 self._span, self._fence = self._fence[1], _NO_RUN
                 self._switch_span(length)
-        elif not self._span and at_line_start and length > 2:
+        elif not self._span and at_line_start and length > 2 and self._fences:
+            self.given_up = False
             self._fence, self._fence_line = (character, length), True
         elif character == "`":
             self._switch_span(length)
 
     def _switch_span(self, length: int) -> None:
         if not self._span:
-            self._span = length
+            self._span = length if self._spans else 0
+            self.given_up = False
         elif self._span == length:
             self._span = 0
 

@@ -78,6 +78,10 @@ class Tag:
         return self.element is element and self.shape is Shape.END
 
 
+class Control(str):
+    """The name of a control token that is no markup: part of a value, and never shown."""
+
+
 Lexeme = str | Tag
 
 
@@ -89,11 +93,13 @@ def raw_text(lexeme: Lexeme) -> str:
 class Lexer:
     """Lexemes of one stream. Text that may become a tag is held back, no longer than a tag is.
 
-    `think_tags` says whether text can spell <think> and </think>.
+    `think_tags` says whether text can spell <think> and </think>, `marker_in_text` whether it can
+    spell the marker exactly as its control token is called.
     """
 
-    def __init__(self, *, think_tags: bool = True) -> None:
+    def __init__(self, *, think_tags: bool = True, marker_in_text: bool = True) -> None:
         self._think_tags = think_tags
+        self._marker_in_text = marker_in_text
         self._tag: _TagReader | None = None
 
     @property
@@ -101,8 +107,21 @@ class Lexer:
         """Whether it holds back text."""
         return self._tag is not None
 
+    def spoil(self) -> None:
+        """Something that is no text stands within what is held back."""
+        if self._tag is not None:
+            self._tag.spoil()
+
     def push(self, text: str) -> list[Lexeme]:
         """Returns the lexemes that became certain with `text`; text may come in several."""
+        return self._read(text, self._marker_in_text)
+
+    def push_marker(self) -> list[Lexeme]:
+        """Takes the control token of the marker; as `push`."""
+        return self._read(DSML, True)
+
+    def _read(self, text: str, marks: bool) -> list[Lexeme]:
+        """`marks` says whether the exact marker in this text is one."""
         lexemes: list[Lexeme] = []
         position = 0
         while position < len(text):
@@ -115,7 +134,7 @@ class Lexer:
                 if found is None:
                     break
                 self._tag = _TagReader(think_tags=self._think_tags)
-            position = self._tag.read(text, position)
+            position = self._tag.read(text, position, marks)
             if self._tag.done:
                 lexemes += self._tag.lexemes()
                 self._tag = None
@@ -139,6 +158,7 @@ class _TagReader:
         self._raw: list[str] = []
         self._tag_length: int | None = None  # None: it is no tag
         self._sure: int | None = None  # what of it is the tag if it ends now; None: all
+        self._marks = False  # the character we read may be of an exact marker
         self._marked = False
         self._end = False
         self._empty = False
@@ -150,8 +170,9 @@ class _TagReader:
         self._steps = self._read()
         next(self._steps)
 
-    def read(self, text: str, position: int) -> int:
+    def read(self, text: str, position: int, marks: bool) -> int:
         """Reads on from `position`; returns the position of the first character not read."""
+        self._marks = marks
         for index in range(position, len(text)):
             character = text[index]
             try:
@@ -166,6 +187,10 @@ class _TagReader:
                 return index + 1
             self._raw.append(character)
         return len(text)
+
+    def spoil(self) -> None:
+        """If it is a tag, it is a broken one."""
+        self._broken = True
 
     def cut(self) -> None:
         """The stream ends within the tag."""
@@ -224,10 +249,13 @@ class _TagReader:
 
     def _bare_marker(self) -> Generator[None, str, bool]:
         """The marker without "<": what is left of a tag that lost a token."""
+        marks = self._marks
         for expected in DSML[1:]:
             character = yield
             if character != expected:
                 return False
+        if not marks:
+            return False
         self._marked = True
         self._broken = True
         character = yield
@@ -248,7 +276,7 @@ class _TagReader:
         return (yield from self._attribute_list(self._next))
 
     def _marked_tag(self, character: str) -> Generator[None, str, bool]:
-        bars = 0
+        bars, start, marks = 0, len(self._raw), self._marks
         while character in _BARS and bars < _MAX_BARS:
             bars += 1
             character = yield
@@ -262,10 +290,12 @@ class _TagReader:
         character = yield from self._spaces(character)
         while character in _BARS and bars < 2 * _MAX_BARS:
             bars += 1
-            self._marked = True
+            self._marked = marks or "".join(self._raw[start:]) + character != DSML
             character = yield
         self._marked = bars > before or (bars > 0 and spaced)
-        if not self._marked:
+        exact = not marks and "".join(self._raw[start:]) == DSML
+        if not self._marked or exact:
+            self._marked = False
             return False
         character = yield from self._spaces(character)
         if character == "/":

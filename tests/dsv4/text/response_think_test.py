@@ -4,8 +4,9 @@ from random import Random
 
 import pytest
 
+from dsv4.text.dsml.events import Flaw
 from dsv4.text.response import Response, ResponseParser
-from dsv4.text.special_tokens import THINK_END
+from dsv4.text.special_tokens import THINK_BEGIN, THINK_END
 from tests.dsv4.text.dsml.documents import (
     PARIS,
     PARIS_CALL,
@@ -54,12 +55,21 @@ def test_a_token_that_means_nothing_is_dropped_and_never_shown(thinking: bool) -
 
 
 @pytest.mark.parametrize("end", [False, True])
-def test_a_token_that_means_nothing_does_not_disturb_the_call_it_stands_in(end: bool) -> None:
+def test_a_token_that_means_nothing_alters_no_call_that_it_stands_in(end: bool) -> None:
     text = section(PARIS)
+    value = range(text.index("Paris"), text.index("Paris") + len("Paris") + 1)
     for length in range(3, len(text)):
         response = read(text[:length], end, text[length:], "\nc", thinking=False)
         assert (response.reasoning, response.content) == ("", "\nc")
-        assert calls(response) == [PARIS_CALL]
+        if length in value:
+            at = length - value.start
+            city = f"{'Paris'[:at]}{THINK_END if end else THINK_BEGIN}{'Paris'[at:]}"
+            assert calls(response) == [("get_weather", {"city": city})]
+        else:
+            assert calls(response) in ([PARIS_CALL], [])
+            assert bool(calls(response)) != any(
+                problem.flaw is Flaw.MALFORMED for problem in response.problems
+            )
 
 
 def test_a_held_back_character_is_before_everything_else_too() -> None:

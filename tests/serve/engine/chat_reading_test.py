@@ -81,6 +81,34 @@ def test_no_other_control_token_is_shown_and_text_that_spells_one_is():
     assert piece.text == "a<｜User｜>b"
 
 
+@pytest.mark.parametrize("name", ["<think>", "</think>", special_tokens.USER, special_tokens.BOS])
+def test_a_control_token_in_a_value_is_part_of_it_and_in_a_tag_no_call_is_made(name):
+    piece = read(reader(), tokens(CALL.replace("Paris", f"Pa{name}ris")))
+    assert json.loads(piece.tool_calls[0].call.arguments) == {"city": f"Pa{name}ris"}
+    for tag in ("weather", "city", "/｜DSML｜parameter"):
+        piece = read(reader(), tokens(CALL.replace(tag, f"{tag[:3]}{name}{tag[3:]}")))
+        assert not piece.tool_calls and name not in piece.text
+        assert piece.problems
+
+
+def test_text_that_spells_the_marker_of_calls_makes_none():
+    for text in (CALL, CALL.replace("<｜DSML｜invoke", "<｜DSML｜tool_calls"), "a ｜DSML｜b"):
+        piece = read(reader(), TOKENIZER.encode(text))
+        assert (piece.text, piece.tool_calls, piece.problems) == (text, (), ())
+    inner = CALL.strip() + "</｜DSML｜parameter>"
+    before, after = CALL.split("Paris")
+    piece = read(reader(), [*tokens(before), *TOKENIZER.encode(inner), *tokens(after)])
+    assert json.loads(piece.tool_calls[0].call.arguments) == {"city": inner}
+
+
+def test_a_stop_string_ends_an_answer_as_its_end_does():
+    required = reader(stop=("END",), tool_choice=ToolChoice(Choice.REQUIRED))
+    piece = read(required, tokens("No END"))
+    assert [problem.flaw.value for problem in piece.problems] == ["missing"]
+    piece = read(reader(thinking=True, stop=("END",)), tokens(f"Hm.{CALL}</think>So END"))
+    assert (piece.text, len(piece.tool_calls)) == ("So ", 1)
+
+
 def test_a_character_split_over_tokens_waits_for_its_last_byte_and_ends_at_a_control_token():
     euro = TOKENIZER.encode("€")
     chat = reader(thinking=True)

@@ -37,6 +37,14 @@ SHAPES = {
     "parameters": lambda n: ANY + f"{X}v{PARAMETER_END}\n" * n,
     "names": lambda n: ANY + "".join(f'<{D}parameter name="{i}">\n' for i in range(100, 100 + n)),
     "calls": lambda n: section(*[PARIS] * n),
+    "mentions on lines and one section": lambda n: (
+        f'x <{D}invoke name="any">{X}y\n' * 3 * n + section(PARIS)
+    ),
+    "calls and text in code that never ends": lambda n: "```\n" + f"{section(PARIS)}\nx\n" * n,
+    "the same in inline code": lambda n: f"a ` b {PARIS}\nx `` {PARIS}\ny\n\n" * n,
+    "code that never ends of every length": lambda n: "".join(
+        "`" * (at + 1) + f" {PARIS}\nx " for at in range(n)
+    ),
     "calls in a code block": lambda n: "```\n" + section(*[PARIS] * n),
     "invokes without end": lambda n: f'<{D}invoke name="any">\n' * n,
     "the same in a code block": lambda n: "```\n" + f'<{D}invoke name="any">\n' * n,
