@@ -211,20 +211,22 @@ def test_a_folder_that_only_looks_converted_is_never_replaced(tmp_path, name):
     assert mine.read_text() == '{"kilograms": 70}'
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, capfd):
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, capfd, caplog):
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20000, limits[1]))
     try:
-        arguments = ["convert", str(draft.GOLDENS / "flash-tiny-bf16"), str(tmp_path / "out")]
-        status = cli.main(arguments)
+        status = cli.main(["convert", str(draft.GOLDENS / "flash-tiny-bf16"), str(folder / "out")])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert status == 2
     err = capfd.readouterr().err
     assert err.count("\n") == 1
-    assert err.startswith(f"error: {tmp_path}/.out.unfinished/weights/embed: cannot be written")
+    assert err.startswith(f"error: {folder}/.out.unfinished/weights/embed: cannot be written")
     assert "File too large" in err
-    assert not list(tmp_path.iterdir())
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+    assert not list(folder.iterdir())
 
 
 def test_a_destination_in_a_file_is_one_line(tmp_path, capsys):
