@@ -233,9 +233,8 @@ class InvokeReader:
         elif tag.ends(Element.INVOKE):
             self._quoting = False
         elif tag.begins(Element.PARAMETER):
-            begins_call = last is not None and last.begins(Element.INVOKE)
-            in_call = begins_call and last.shape is Shape.BEGIN
-            self._quoting = self._quoting or in_call
+            if last is not None and last.begins(Element.INVOKE) and last.shape is Shape.BEGIN:
+                self._quoting = True
             self._quoted_parameter = self._quoted_parameter or not self._quoting
 
     def _value_is_over(self, *, at_end: bool) -> bool:
