@@ -1,7 +1,8 @@
 """The official encoding of a conversation into the prompt of DeepSeek-V4.
 
-Equals the `encoding_dsv4.py` of the checkpoints byte for byte wherever that defines a prompt
-(tasks of internal classifiers are left out). Where it fails or writes nonsense this does not:
+Equals the `encoding_dsv4.py` of the checkpoints byte for byte wherever that defines a prompt.
+Tasks of internal classifiers and its role developer, an order to a search agent, are left out.
+Where it fails or writes nonsense this does not:
 
 - arguments given as an object are written like the same object as JSON text;
 - arguments that are JSON but no object are written like unparsable ones, as raw text;
@@ -16,7 +17,6 @@ import json
 
 from dsv4.text import special_tokens
 from dsv4.text.chat import turns, wire
-from dsv4.text.chat.fields import ConversationError
 from dsv4.text.chat.messages import (
     Conversation,
     Message,
@@ -32,12 +32,10 @@ from dsv4.text.chat.turns import Turn
 
 
 def encode_prompt(conversation: Conversation, *, release: Release = Release.PREVIEW) -> Prompt:
-    """Returns the prompt of a conversation; raises ConversationError if a message is unusable."""
+    """Returns the prompt of a conversation."""
     thinking = conversation.thinking is ThinkingMode.THINKING
     keep = conversation.keep_reasoning or bool(conversation.tools)
     grouped = turns.group(conversation.messages)
-    if thinking and not keep:
-        grouped = turns.without_old_developer_turns(grouped)
     writer = PromptWriter()
     writer.control(special_tokens.BOS)
     if thinking and grouped:
@@ -58,13 +56,6 @@ def encode_prompt(conversation: Conversation, *, release: Release = Release.PREV
 def _write_turn(writer: PromptWriter, turn: Turn, *, reasoning_shown: bool) -> None:
     match turn.role:
         case Role.SYSTEM:
-            writer.plain(turn.message.content)
-            _write_declarations(writer, turn.message)
-        case Role.DEVELOPER:
-            if not turn.message.content:
-                path = f"messages[{turn.index}].content"
-                raise ConversationError(path, "", "a text, since the role is developer")
-            writer.control(special_tokens.USER)
             writer.plain(turn.message.content)
             _write_declarations(writer, turn.message)
         case Role.LATEST_REMINDER:

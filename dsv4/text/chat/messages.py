@@ -18,18 +18,22 @@ from dsv4.text.chat.fields import MISSING, ConversationError
 # What stands unescaped between the quotes of name="..." in a tool call.
 _NAME = re.compile(r'[^"<>\x00-\x1f\x7f]+')
 MAX_TOOL_NAME_CHARS = 256  # a longer one is not read in a call
+_SYSTEM_ALIAS = "developer"
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _NAME_EXPECTED = 'a non-empty name without ", <, > and control characters'
 
 
 class Role(enum.StrEnum):
-    """Who speaks. The last two are of DeepSeek: an instruction in a user's place, a reminder."""
+    """Who speaks. The last one is DeepSeek's own: a reminder, such as the date.
+
+    The role developer, with which clients mean system, is read as that; DeepSeek's own of this
+    name, an order to its search agent, is none that its API accepts.
+    """
 
     SYSTEM = "system"
     USER = "user"
     ASSISTANT = "assistant"
     TOOL = "tool"
-    DEVELOPER = "developer"
     LATEST_REMINDER = "latest_reminder"
 
 
@@ -183,8 +187,8 @@ class Message:
       reasoning: what an assistant thought before `content`.
       tool_calls: calls of an assistant, after `content`.
       tool_call_id: the call that a tool's result answers; empty if the client gave none.
-      tools: tools declared by a system or developer message.
-      response_format: form of the answer asked for by a system or developer message.
+      tools: tools declared by a system message.
+      response_format: form of the answer asked for by a system message.
       prefix: the model goes on writing this assistant message, which must be the last one.
     """
 
@@ -202,7 +206,7 @@ class Message:
         """Reads one entry of an OpenAI-style `messages` array.
 
         Content is a string, an array of text parts, or null. The keys of DeepSeek are
-        `reasoning_content` (or `reasoning`), `prefix`, and in a system or developer message
+        `reasoning_content` (or `reasoning`), `prefix`, and in a system message
         `tools` and `response_format`, which here is the schema itself.
 
         Raises:
@@ -211,7 +215,9 @@ class Message:
         """
         given = fields.read_object(value, path)
         keys.MESSAGE.check(given, path)
-        role = Role(fields.read_choice(given.get("role", MISSING), f"{path}.role", tuple(Role)))
+        names = (*Role, _SYSTEM_ALIAS)
+        name = fields.read_choice(given.get("role", MISSING), f"{path}.role", names)
+        role = Role.SYSTEM if name == _SYSTEM_ALIAS else Role(name)
         _refuse_keys_of_other_roles(given, role, path)
         content = _read_content(given.get("content"), role, f"{path}.content")
         response_format = None
@@ -295,8 +301,8 @@ _KEYS_OF_ROLES = {
     "tool_call_id": (Role.TOOL,),
     "tool_calls": (Role.ASSISTANT,),
     "prefix": (Role.ASSISTANT,),
-    "tools": (Role.SYSTEM, Role.DEVELOPER),
-    "response_format": (Role.SYSTEM, Role.DEVELOPER),
+    "tools": (Role.SYSTEM,),
+    "response_format": (Role.SYSTEM,),
 }
 
 

@@ -2,7 +2,7 @@
 its response is read with.
 
 Here live the manners of clients, not the format of the model: tools beside the messages, the ways
-to switch reasoning on, efforts of other vendors, developer messages that mean system messages.
+to switch reasoning on, efforts of other vendors.
 What would silently be done otherwise than asked is refused, and so are unknown keys
 (`dsv4.text.chat.keys`).
 """
@@ -83,9 +83,7 @@ def read_request(body: Mapping[str, Any], defaults: RequestDefaults | None = Non
     defaults = defaults or RequestDefaults()
     given = fields.read_object(body, "request")
     keys.REQUEST.check(given, "")
-    said = [
-        _as_system(message) for message in messages.read_messages(given.get("messages", MISSING))
-    ]
+    said = list(messages.read_messages(given.get("messages", MISSING)))
     _check_end(said)
     _check_results(said)
     tools = messages.read_tools(given.get("tools"))
@@ -114,15 +112,6 @@ def read_request(body: Mapping[str, Any], defaults: RequestDefaults | None = Non
         keep_reasoning=drop is False or bool(tools),
     )
     return ChatRequest(conversation, conversation.tools or tools, choice)
-
-
-def _as_system(message: Message) -> Message:
-    """Returns a developer message as what OpenAI's clients mean by it.
-
-    DeepSeek's own developer role is an order to its search agent, which is dropped from later
-    prompts and which its API does not accept.
-    """
-    return replace(message, role=Role.SYSTEM) if message.role is Role.DEVELOPER else message
 
 
 def _check_end(said: list[Message]) -> None:

@@ -1,5 +1,4 @@
-"""From messages to the turns of a prompt: which messages share a turn, in which order, and what of
-the past is left out.
+"""From messages to the turns of a prompt: which messages share a turn, in which order.
 
 A user turn holds consecutive user messages and tool results; every other message is a turn of its
 own. Knows no wire format.
@@ -18,12 +17,10 @@ class Turn:
     Attributes:
       role: of all messages; USER for a turn that holds tool results.
       messages: in the order they are written; several only if the role is USER.
-      index: of the first message in the conversation.
     """
 
     role: Role
     messages: tuple[Message, ...]
-    index: int
 
     @property
     def message(self) -> Message:
@@ -32,8 +29,8 @@ class Turn:
 
     @property
     def asks(self) -> bool:
-        """Whether an answer may follow: the turn of a user or a developer."""
-        return self.role in (Role.USER, Role.DEVELOPER)
+        """Whether an answer may follow: the turn of a user."""
+        return self.role is Role.USER
 
 
 def group(messages: Sequence[Message]) -> tuple[Turn, ...]:
@@ -51,10 +48,10 @@ def group(messages: Sequence[Message]) -> tuple[Turn, ...]:
         if messages[start].role in (Role.USER, Role.TOOL):
             while end < len(messages) and messages[end].role in (Role.USER, Role.TOOL):
                 end += 1
-            turns.append(Turn(Role.USER, _sort_results(messages[start:end], order), start))
+            turns.append(Turn(Role.USER, _sort_results(messages[start:end], order)))
         else:
             message = messages[start]
-            turns.append(Turn(message.role, (message,), start))
+            turns.append(Turn(message.role, (message,)))
             if message.tool_calls:
                 order = {call.id: i for i, call in enumerate(message.tool_calls) if call.id}
         start = end
@@ -62,19 +59,8 @@ def group(messages: Sequence[Message]) -> tuple[Turn, ...]:
 
 
 def last_ask(turns: Sequence[Turn]) -> int:
-    """Returns the index of the last user or developer turn, -1 without one."""
+    """Returns the index of the last user turn, -1 without one."""
     return max((index for index, turn in enumerate(turns) if turn.asks), default=-1)
-
-
-def without_old_developer_turns(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """Returns the turns without the developer turns before the last one that asks.
-
-    A developer turn is the order of a search agent; once a later turn asks, it is done with.
-    """
-    last = last_ask(turns)
-    return tuple(
-        turn for i, turn in enumerate(turns) if i >= last or turn.role is not Role.DEVELOPER
-    )
 
 
 def _sort_results(messages: Iterable[Message], order: dict[str, int]) -> tuple[Message, ...]:

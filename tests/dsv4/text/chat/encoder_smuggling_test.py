@@ -25,7 +25,7 @@ HOSTILE = [
     "think>",
 ]
 TEXTS = st.lists(st.one_of(st.sampled_from(HOSTILE), st.text(max_size=4)), min_size=1, max_size=4)
-ROLES = ("system", "user", "assistant", "tool", "developer", "latest_reminder")
+ROLES = ("system", "user", "assistant", "tool", "latest_reminder")
 
 
 class Texts:
@@ -36,7 +36,7 @@ class Texts:
         self.given = []
 
     def __call__(self):
-        text = f"{len(self.given)}:{self.texts[len(self.given) % len(self.texts)]}."
+        text = f"[{len(self.given)}:{self.texts[len(self.given) % len(self.texts)]}."
         self.given.append(text)
         return text
 
@@ -53,7 +53,7 @@ def message(role, extra, text):
             one["tool_calls"] = [{"id": "c", "function": function}]
         return one
     one["content"] = text()
-    if role in ("system", "developer") and extra:
+    if role == "system" and extra:
         # In a schema a text appears as JSON, where control names are not escaped either.
         one["tools"] = [{"function": {"name": "f", "description": text()}}]
         one["response_format"] = {"title": text()}

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from dsv4.text.chat import encoder, wire
-from dsv4.text.chat.fields import ConversationError
 from dsv4.text.chat.messages import (
     Conversation,
     Message,
@@ -41,10 +40,6 @@ def system(content, **more):
 
 def user(content):
     return {"role": "user", "content": content}
-
-
-def developer(content, **more):
-    return {"role": "developer", "content": content, **more}
 
 
 def assistant(content=None, **more):
@@ -135,23 +130,6 @@ def test_a_response_format_follows_the_tools():
 def test_an_empty_tool_list_declares_nothing():
     said = [system("s", tools=[]), user("a"), assistant("b", reasoning_content="r"), user("c")]
     assert prompt(*said) == f"{BOS}s{U}a{A}</think>b{EOS}{U}c{A}<think>"
-
-
-def test_a_developer_message_stands_in_a_users_place_and_may_declare():
-    text = prompt(developer("Search.", response_format={"a": 1}), mode="chat")
-    assert text == f'{BOS}{U}Search.\n\n{wire.RESPONSE_FORMAT_BEGIN}{{"a": 1}}{A}</think>'
-
-
-def test_a_developer_message_before_the_last_question_is_gone_where_reasoning_is_dropped():
-    said = [developer("old"), user("new")]
-    assert prompt(*said) == f"{BOS}{U}new{A}<think>"
-    assert prompt(*said, mode="chat") == f"{BOS}{U}old{U}new{A}</think>"
-    assert prompt(*said, keep_reasoning=True) == f"{BOS}{U}old{U}new{A}<think>"
-
-
-def test_an_empty_developer_message_is_refused():
-    with pytest.raises(ConversationError, match=r"messages\[1\]\.content: expected a text"):
-        prompt(user("a"), developer(""))
 
 
 def test_a_reminder_has_its_marker():

@@ -27,7 +27,6 @@ def test_every_message_is_in_exactly_one_turn_at_its_place(messages):
     grouped = turns.group(messages)
     start = 0
     for turn in grouped:
-        assert turn.index == start
         span = messages[start : start + len(turn.messages)]
         key = repr
         assert sorted(turn.messages, key=key) == sorted(span, key=key)
@@ -69,14 +68,8 @@ def test_calls_and_results_without_an_id_do_not_belong_together():
     assert [m.tool_call_id for m in turn.messages] == ["", "a"]
 
 
-def test_the_last_question_may_be_a_developers_and_is_none_without_one():
-    roles = (Role.USER, Role.ASSISTANT, Role.DEVELOPER, Role.SYSTEM)
+def test_the_last_question_is_a_users_and_there_may_be_none():
+    roles = (Role.USER, Role.ASSISTANT, Role.USER, Role.SYSTEM)
     assert turns.last_ask(turns.group([Message(role) for role in roles])) == 2
     assert turns.last_ask(turns.group([Message(Role.ASSISTANT)])) == -1
     assert turns.last_ask(()) == -1
-
-
-def test_old_developer_turns_go_and_later_ones_stay():
-    roles = (Role.DEVELOPER, Role.ASSISTANT, Role.DEVELOPER, Role.ASSISTANT)
-    kept = turns.without_old_developer_turns(turns.group([Message(role) for role in roles]))
-    assert [turn.index for turn in kept] == [1, 2, 3]
