@@ -75,10 +75,14 @@ class Experts(nnx.Module):
         up = einsum("nd,efd->enf", x, w3)
         inner = clamped_swiglu(gate, up, self.limit).astype(x.dtype)
         outputs = einsum("enf,edf->end", inner, w2)
-        # Weight of each expert for each token; experts not chosen add exact zeros.
+        # Weight of each expert for each token; experts not chosen add exact zeros, also where their
+        # output overflows.
         is_chosen = experts[..., None] == jnp.arange(outputs.shape[0])
         of_expert = jnp.sum(jnp.where(is_chosen, weights[..., None], 0.0), axis=1)
-        return jnp.sum(outputs * of_expert.T[..., None], axis=0)
+        is_used = jnp.any(is_chosen, axis=1)
+        return jnp.sum(
+            jnp.where(is_used.T[..., None], outputs * of_expert.T[..., None], 0.0), axis=0
+        )
 
     def _tiled(self, x: jax.Array, experts: jax.Array, weights: jax.Array) -> jax.Array:
         """Sorts (token, expert) pairs by expert and loops over the tiles that hold any.

@@ -92,6 +92,21 @@ def test_a_token_is_bit_identical_whatever_the_others_choose(form, weights, rows
     assert len(results) == 1
 
 
+@pytest.mark.parametrize("form", ["_dense", "_tiled"])
+def test_an_expert_that_overflows_is_felt_only_by_the_tokens_that_chose_it(form):
+    rng = np.random.default_rng(1)
+    module = random_experts(rng)
+    x = jnp.asarray(rng.normal(size=(9, CONFIG.hidden_size)), jnp.float32)
+    chosen, weights = random_routing(rng, 9)
+    chosen = jnp.where(chosen == 7, 8, chosen).at[4, 1].set(7)
+    wanted = np.asarray(getattr(module, form)(x, chosen, weights))
+    module.w2[...] = module.w2[...].at[7].set(3e38)
+    found = np.asarray(getattr(module, form)(x, chosen, weights))
+    assert not np.isfinite(found[4]).all()
+    others = np.arange(9) != 4
+    np.testing.assert_array_equal(found[others], wanted[others])
+
+
 @pytest.mark.parametrize(
     ("form", "weights"),
     [("_dense", "nvfp4"), ("_tiled", "fp8"), ("_tiled", "mxfp4"), ("_tiled", "nvfp4")],
