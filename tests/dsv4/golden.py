@@ -14,6 +14,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from flax import nnx
 from safetensors.numpy import load_file
@@ -21,6 +22,7 @@ from safetensors.numpy import load_file
 from dsv4 import cache as cache_lib
 from dsv4.config import ModelConfig
 from dsv4.model import Model, decode, merge_model, prefill, split_model
+from dsv4.weights import PackedWeight
 
 FOLDER = pathlib.Path(__file__).parent.parent / "goldens" / "flash-tiny-bf16"
 PROMPTS = (1, 5, 131, 300)
@@ -132,6 +134,24 @@ def random_model(config, dtype=jnp.float32, seed=0, *, mtp=False) -> GoldenModel
         variable.set_value(jnp.asarray(value, shape.dtype))
     nnx.update(model, state)
     return GoldenModel(config, model, {})
+
+
+def packed_experts_model(config, *, mtp=False) -> GoldenModel:
+    """`random_model` with 32 experts, as mxfp4: as many that each tile meets one, as in Flash."""
+    config = dataclasses.replace(config, n_routed_experts=32)
+    made = random_model(config, mtp=mtp)
+    rng = np.random.default_rng(1)
+    blocks = [*made.model.layers, *(made.model.mtp if mtp else ())]
+    for experts in (block.ffn.experts for block in blocks):
+        for name in ("w1", "w2", "w3"):
+            parameter = getattr(experts, name)
+            count, rows, columns = parameter[...].shape
+            values = rng.integers(0, 256, (count, rows, columns // 2), dtype=np.uint8)
+            size = 2.0 ** np.round(np.log2(0.5 / np.sqrt(columns)))
+            scale = np.full((count, rows, columns // 32), size).astype(ml_dtypes.float8_e8m0fnu)
+            weight = PackedWeight(jnp.asarray(values), jnp.asarray(scale), None, "mxfp4", (1, 32))
+            setattr(experts, name, parameter.replace(weight))
+    return GoldenModel(config, made.model, {})
 
 
 def create(config, *, num_pages=8, num_slots=4, **formats):

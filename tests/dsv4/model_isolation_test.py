@@ -87,6 +87,11 @@ def test_a_decode_row_is_bit_identical_with_packed_weights(kind):
     check_every_row(golden.GoldenModel(config, model, {}), 16, {})
 
 
+@pytest.mark.soak
+def test_a_decode_row_is_bit_identical_with_many_packed_experts():
+    check_every_row(golden.packed_experts_model(golden.SMALL), 16, {})
+
+
 def check_every_row(model, rows, formats):
     spec, _ = golden.create(model.config, num_pages=2, num_slots=2, **formats)
     rng = np.random.default_rng(rows)

@@ -88,6 +88,15 @@ def drafted_logits(model, tokens, rng, **formats):
     "formats", [FORMATS["f32"], pytest.param(FORMATS["bf16-fp8"], marks=pytest.mark.soak)]
 )
 def test_rows_with_drafts_equal_steps_of_their_own(model, formats):
+    check_drafts(model, formats)
+
+
+@pytest.mark.soak
+def test_rows_with_drafts_equal_steps_of_their_own_with_many_packed_experts():
+    check_drafts(golden.packed_experts_model(drafting.CONFIG, mtp=True), {})
+
+
+def check_drafts(model, formats):
     rng = np.random.default_rng(5)
     tokens = rng.integers(0, 384, LENGTH)
     wanted = plain_logits(model, tokens, **formats)
