@@ -264,12 +264,12 @@ class DsmlParser:
 
     def _follow_code(self, block: Block, lexeme: Lexeme) -> bool:
         """Returns whether the lexeme is part of the block; where its code ends, it is quoted."""
-        if isinstance(lexeme, Tag):
+        if not isinstance(lexeme, str) or isinstance(lexeme, Control):
             self._code.meet_tag()
             if self._code.in_code:
-                self._code.feed(lexeme.raw)
+                self._code.feed(raw_text(lexeme))
                 return True
-            length = 0
+            rest = lexeme
         else:
             length = self._code.feed_while_in_code(lexeme)
             if self._code.in_code:
@@ -279,8 +279,8 @@ class DsmlParser:
                 self._feed_block(block, lexeme[:length], tracked=True)
                 return False
             (block.keep if block.later is None else block.later.append)(lexeme[:length])
+            rest = lexeme[length:]
         self._reject(block)
-        rest = lexeme if isinstance(lexeme, Tag) else lexeme[length:]
         self._again([rest] if rest else [])
         return False
 
@@ -428,6 +428,8 @@ class DsmlParser:
     def _reject(self, block: Block) -> None:
         """The block is over, and it was a quotation."""
         self._block = None
+        if block.reader is not None and block.reader.closed:
+            self._read(block, block.reader.invoke)
         text = block.text()
         if text:
             self._feed_text(text, tracked=block.coded)

@@ -72,6 +72,11 @@ def test_a_token_that_means_nothing_alters_no_call_that_it_stands_in(end: bool) 
             )
 
 
+def test_a_token_behind_code_that_ends_is_not_shown() -> None:
+    response = read("```", section(PARIS), "```", True, "x", thinking=False)
+    assert THINK_END not in response.content
+
+
 def test_a_held_back_character_is_before_everything_else_too() -> None:
     response = read("<", False, "b>r", True, "c", thinking=False)
     assert (response.reasoning, response.content) == ("", "<b>rc")

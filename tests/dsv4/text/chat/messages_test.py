@@ -19,6 +19,7 @@ from dsv4.text.chat.messages import (
     read_tool_calls,
     read_tools,
 )
+from tests.dsv4.text.dsml import documents
 
 
 def one(**given):
@@ -109,6 +110,14 @@ def test_a_tool_name_is_as_long_as_a_call_can_have_it():
     with pytest.raises(ConversationError, match="at most 256 characters") as caught:
         read_tools([{"function": {"name": "f" * (MAX_TOOL_NAME_CHARS + 1)}}])
     assert caught.value.path == "tools[0].function.name"
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+def test_the_longest_tool_name_is_the_longest_that_is_read_in_a_call(excess):
+    name = "f" * (MAX_TOOL_NAME_CHARS + excess)
+    tool = Tool(name, "", {}, {"name": name})
+    response = documents.parse(documents.section(documents.invoke(name)), tools=(tool,))
+    assert len(response.tool_calls) == (0 if excess else 1)
 
 
 def test_two_tools_of_one_name_are_refused():

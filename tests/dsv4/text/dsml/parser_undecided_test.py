@@ -111,3 +111,10 @@ def test_what_stands_before_a_call_is_not_lost_or_left() -> None:
     response = parse_every_way(crlf)
     assert (calls(response), response.content) == ([PARIS_CALL], "a\r\n\r\nb")
     assert PARAMETER_END not in response.content
+
+
+def test_a_call_without_content_is_reported_where_the_code_around_it_ends() -> None:
+    for text in (f'`<{D}invoke name="now"/>` x', f'```\n<{D}invoke name="now"/>\n```\nx'):
+        response = parse_every_way(text)
+        assert (calls(response), response.content) == ([], text)
+        assert flaws(response) == ["quoted"]
