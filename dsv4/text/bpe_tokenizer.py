@@ -46,7 +46,6 @@ class BpeTokenizer:
         self.special_tokens: Mapping[str, int] = MappingProxyType(
             {token["content"]: token["id"] for token in added}
         )
-        self._hidden = frozenset(token["id"] for token in added if token.get("special"))
         self._bytes = _bytes_by_id(vocabulary, self.special_tokens, source)
         self.vocab_size: int = len(self._bytes)
         self.longest_token: int = max(len(part) for part in self._bytes if part is not None)
@@ -94,16 +93,14 @@ class BpeTokenizer:
         # A batch of one: unlike `encode` it lets other threads run meanwhile.
         return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
-    def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
+    def token_bytes(self, token_id: int) -> bytes:
         """Returns the bytes that `token_id` adds to the text; U+FFFD for an id it does not know."""
-        if skip_special and token_id in self._hidden:
-            return b""
         found = self._bytes[token_id] if 0 <= token_id < self.vocab_size else None
         return utf8.REPLACEMENT.encode("utf-8") if found is None else found
 
-    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of `ids`; never raises for an integer id."""
-        data = b"".join(self.token_bytes(i, skip_special=skip_special) for i in ids)
+        data = b"".join(self.token_bytes(i) for i in ids)
         return utf8.decode_utf8(data)
 
     @functools.cached_property

@@ -27,7 +27,6 @@ class ByteTokenizer:
         self.vocab_size: int = _FIRST_CONTROL + len(control) - _FIRST_BYTE
         self.longest_token: int = max(len(name.encode("utf-8")) for name in ids)
         self._names = {index: name for name, index in ids.items()}
-        self._hidden = frozenset(ids[name] for name in special_tokens.HIDDEN)
         self._pattern = special_tokens.pattern(ids)
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
@@ -47,15 +46,13 @@ class ByteTokenizer:
                 ids.extend(_FIRST_BYTE + byte for byte in part.encode("utf-8"))
         return ids
 
-    def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
+    def token_bytes(self, token_id: int) -> bytes:
         """Returns the bytes that `token_id` adds to the text; U+FFFD for an id it does not know."""
         if _FIRST_BYTE <= token_id < _FIRST_CONTROL:
             return bytes((token_id - _FIRST_BYTE,))
-        if skip_special and token_id in self._hidden:
-            return b""
         return self._names.get(token_id, utf8.REPLACEMENT).encode("utf-8")
 
-    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of `ids`; never raises for an integer id."""
-        data = b"".join(self.token_bytes(i, skip_special=skip_special) for i in ids)
+        data = b"".join(self.token_bytes(i) for i in ids)
         return utf8.decode_utf8(data)

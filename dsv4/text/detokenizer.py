@@ -10,15 +10,13 @@ from dsv4.text.tokenizer import Tokenizer
 class IncrementalDetokenizer:
     """The text of one stream of ids; one object per request."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
         self._decoder = utf8.incremental_decoder()
 
     def push(self, token_id: int) -> str:
         """Returns the text that became certain with this id: maybe none, never half a character."""
-        data = self._tokenizer.token_bytes(token_id, skip_special=self._skip_special)
-        return self._decoder.decode(data)
+        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
 
     def flush(self) -> str:
         """Ends the stream: returns U+FFFD for an unfinished character, else an empty string."""

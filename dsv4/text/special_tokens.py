@@ -43,10 +43,6 @@ OFFICIAL_IDS: dict[str, int] = {
     IMAGE: 129279,
 }
 
-# Tokens that skip_special drops from decoded text. User, Assistant, think and DSML are not among
-# them: the parsers of reasoning and tool calls read them as text.
-HIDDEN = frozenset({BOS, EOS, PAD, IMAGE})
-
 
 def pattern(tokens: Iterable[str]) -> re.Pattern[str]:
     """Returns a pattern with one group that matches the leftmost, then longest of `tokens`."""

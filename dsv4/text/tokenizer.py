@@ -36,12 +36,12 @@ class Tokenizer(Protocol):
         """Returns the ids of `text`; control ids only if asked for. ValueError if not Unicode."""
         ...
 
-    def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
+    def token_bytes(self, token_id: int) -> bytes:
         """Returns the bytes one id adds to the text: U+FFFD if unknown, b"" for a skipped token."""
         ...
 
-    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
-        """Returns the text of `ids`. `skip_special` drops BOS, EOS, pad and placeholders."""
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text of `ids`."""
         ...
 
 

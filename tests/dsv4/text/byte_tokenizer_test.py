@@ -48,11 +48,10 @@ def test_an_unknown_id_is_visible():
     assert TOKENIZER.decode([68, TOKENIZER.vocab_size, -1]) == "A\ufffd\ufffd"
 
 
-def test_hidden_tokens_are_dropped_only_when_asked_and_think_never():
+def test_control_tokens_are_visible():
     ids = TOKENIZER.encode("<think>a</think>", allow_special=True)
     ids = [0, *ids, 1]
-    assert TOKENIZER.decode(ids, skip_special=True) == "<think>a</think>"
-    assert TOKENIZER.decode(ids).startswith(special_tokens.BOS)
+    assert TOKENIZER.decode(ids) == special_tokens.BOS + "<think>a</think>" + special_tokens.EOS
 
 
 def test_a_lone_surrogate_is_refused_with_its_index():

@@ -8,23 +8,23 @@ from dsv4.text import byte_tokenizer, detokenizer
 BYTES = byte_tokenizer.ByteTokenizer()
 
 
-def stream(tokenizer, ids, *, skip_special=False):
-    one = detokenizer.IncrementalDetokenizer(tokenizer, skip_special=skip_special)
+def stream(tokenizer, ids):
+    one = detokenizer.IncrementalDetokenizer(tokenizer)
     return [one.push(i) for i in ids], one.flush()
 
 
 @settings(max_examples=200)
-@given(st.lists(st.integers(-1, 280)), st.booleans())
-def test_pieces_of_any_byte_ids_join_to_the_whole(ids, skip_special):
-    pieces, rest = stream(BYTES, ids, skip_special=skip_special)
-    assert "".join(pieces) + rest == BYTES.decode(ids, skip_special=skip_special)
+@given(st.lists(st.integers(-1, 280)))
+def test_pieces_of_any_byte_ids_join_to_the_whole(ids):
+    pieces, rest = stream(BYTES, ids)
+    assert "".join(pieces) + rest == BYTES.decode(ids)
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.lists(st.one_of(st.integers(0, 400), st.integers(-1, 129285))), st.booleans())
-def test_pieces_of_any_real_ids_join_to_the_whole(real, ids, skip_special):
-    pieces, rest = stream(real, ids, skip_special=skip_special)
-    assert "".join(pieces) + rest == real.decode(ids, skip_special=skip_special)
+@given(st.lists(st.one_of(st.integers(0, 400), st.integers(-1, 129285))))
+def test_pieces_of_any_real_ids_join_to_the_whole(real, ids):
+    pieces, rest = stream(real, ids)
+    assert "".join(pieces) + rest == real.decode(ids)
 
 
 @given(st.text())
