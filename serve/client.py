@@ -7,6 +7,7 @@ result with an error, not an exception; programming errors still raise.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -179,25 +180,33 @@ class Client:
           ValueError: the server sent a path that would leave `output`.
         """
         written: list[Path] = []
-        request = pb.ProfileRequest(seconds=seconds)
-        async for chunk in self._engine.Profile(request, timeout=seconds + 120):
-            relative = PurePosixPath(chunk.path)
-            if relative.is_absolute() or ".." in relative.parts or not relative.parts:
-                raise ValueError(f"path: seen {chunk.path!r}, expected one below the output folder")
-            path = output.joinpath(*relative.parts)
-            first = path not in written
-            if first:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                written.append(path)
-            with path.open("wb" if first else "ab") as file:
-                file.write(chunk.data)
+        call = self._engine.Profile(pb.ProfileRequest(seconds=seconds), timeout=seconds + 120)
+        with contextlib.ExitStack() as stack:
+            stack.callback(call.cancel)
+            async for chunk in call:
+                relative = PurePosixPath(chunk.path)
+                if relative.is_absolute() or ".." in relative.parts or not relative.parts:
+                    raise ValueError(
+                        f"path: seen {chunk.path!r}, expected one below the output folder"
+                    )
+                path = output.joinpath(*relative.parts)
+                first = path not in written
+                if first:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    written.append(path)
+                with path.open("wb" if first else "ab") as file:
+                    file.write(chunk.data)
         return written
 
 
 async def _read(
     stream: Any, take: Callable[[Any], None]
 ) -> tuple[pb.Complete | None, ErrorReport | None]:
-    """Gives every delta of a stream to `take`; returns the terminal message or the error."""
+    """Gives every delta of a stream to `take`; returns the terminal message or the error.
+
+    The call ends with this coroutine, however that ends: gRPC alone does not cancel a call whose
+    reader was cancelled before it saw the call begin.
+    """
     complete: pb.Complete | None = None
     try:
         async for response in stream:
@@ -207,6 +216,8 @@ async def _read(
                 take(response.delta)
     except grpc.aio.AioRpcError as failure:
         return None, read_error(failure)
+    finally:
+        stream.cancel()
     if complete is None:
         return None, ErrorReport("INTERNAL", "the stream ended without its terminal message")
     return complete, None
