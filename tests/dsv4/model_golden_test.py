@@ -33,7 +33,7 @@ def greedy(tiny, spec, cache, first_logits):
     return tokens
 
 
-@pytest.mark.parametrize("chunk", [300, 64, 100])
+@pytest.mark.parametrize("chunk", [300, pytest.param(64, marks=pytest.mark.soak), 100])
 def test_prefill_in_chunks_and_greedy_decode_are_golden(tiny, chunk):
     spec, cache = golden.create(tiny.config, num_slots=5)
     cache, last = golden.poisoned(cache), {}
@@ -94,7 +94,7 @@ def test_the_logits_of_the_last_valid_token_are_returned_alone_on_request(tiny):
     assert np.abs(np.asarray(logits) - tiny.arrays["logits_5"][-1]).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("index_k_format", ["bf16", "fp8"])
+@pytest.mark.parametrize("index_k_format", [pytest.param("bf16", marks=pytest.mark.soak), "fp8"])
 def test_narrow_index_keys_keep_most_logits_close(tiny, index_k_format):
     # A rounded score may swap entries at the edge of the top-k, so logits are compared in bulk.
     spec, cache = golden.create(tiny.config, index_k_format=index_k_format)

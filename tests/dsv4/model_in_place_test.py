@@ -21,9 +21,19 @@ def shapes_of(config, **formats):
     }
 
 
-@pytest.mark.parametrize(
-    "formats", [{}, {"kv_format": "bf16", "index_k_format": "fp8"}], ids=["f32", "bf16-fp8"]
+# The runner's tests compile narrow formats too, as its own steps.
+FORMATS = pytest.mark.parametrize(
+    "formats",
+    [
+        pytest.param({}, id="f32"),
+        pytest.param(
+            {"kv_format": "bf16", "index_k_format": "fp8"}, id="bf16-fp8", marks=pytest.mark.soak
+        ),
+    ],
 )
+
+
+@FORMATS
 def test_decode_updates_every_pool_in_place(small, formats):
     spec, cache = shapes_of(small.config, **formats)
     rows = np.zeros(16, np.int32)
@@ -32,9 +42,7 @@ def test_decode_updates_every_pool_in_place(small, formats):
     hlo.check_in_place(compiled, cache)
 
 
-@pytest.mark.parametrize(
-    "formats", [{}, {"kv_format": "bf16", "index_k_format": "fp8"}], ids=["f32", "bf16-fp8"]
-)
+@FORMATS
 def test_prefill_updates_every_pool_in_place(small, formats):
     spec, cache = shapes_of(small.config, **formats)
     one, table = np.int32(1), np.zeros(3, np.int32)

@@ -68,7 +68,7 @@ def decoded_probe(model, spec, rows, row, rng, probe, num_padding, poison=False)
 @pytest.mark.parametrize(
     ("rows", "formats"),
     [
-        (8, {}),
+        pytest.param(8, {}, marks=pytest.mark.soak),
         (16, {}),
         (32, {}),
         (16, {"kv_format": "bf16", "index_k_format": "fp8"}),
