@@ -199,6 +199,11 @@ class FaultyPlane:
             copies.append((copy.ctypes.data, there, size))
         return copies
 
+    @property
+    def payloads_held(self) -> int:
+        """Slabs among the held writes; their fence rows are writes of their own."""
+        return sum(is_payload(parts) for _, parts, _ in self.held)
+
     def let_go(self) -> None:
         """Makes the held writes, late."""
         held, self.held = self.held, []

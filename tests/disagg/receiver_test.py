@@ -60,12 +60,12 @@ def test_a_killed_prefill_fails_its_fetches_and_a_restarted_one_is_used_without_
 def test_a_prefill_that_dies_with_writes_out_gives_its_slots_back_only_when_it_is_known_dead():
     async def test():
         async with pairs.world() as world:
-            first = await world.prefill()
+            first = await world.prefill(backend=MadeUpBackend(0.02))
             decode = world.decode(first.target)
             await connected(decode.link)
             first.plane.hold = lambda parts: True
             lost = fetch(decode.link)
-            await until(lambda: len(first.plane.held) >= 2)
+            await until(lambda: first.plane.payloads_held == 2)
             await first.server.stop(None)  # unreachable, but for all decode knows still writing
             with pytest.raises(PeerLost):
                 await lost
