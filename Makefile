@@ -4,6 +4,8 @@
 SHELL := bash
 VENV_PYTHON := .venv/bin/python
 ARGS ?=
+COMPILE = "$$(tools/bootstrap.sh --print-uv)" pip compile --universal --python-version 3.12 --generate-hashes \
+	--custom-compile-command 'make lock' --quiet
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo test soak gpu-test lint format protos lock clean
@@ -36,9 +38,9 @@ format: env ## rewrite Python files the way lint wants them
 protos: env ## generate the protobuf code from the .proto files
 	@tools/generate_protos.sh
 
-lock: ## resolve pyproject.toml into requirements.lock (make lock ARGS=--upgrade for new versions)
-	@"$$(tools/bootstrap.sh --print-uv)" pip compile pyproject.toml --group dev --universal --python-version 3.12 \
-		--generate-hashes --custom-compile-command 'make lock' --quiet --output-file requirements.lock $(ARGS)
+lock: ## resolve pyproject.toml into requirements*.lock (make lock ARGS=--upgrade for new versions)
+	@$(COMPILE) pyproject.toml --group dev --output-file requirements.lock $(ARGS)
+	@$(COMPILE) --group cuda-compiler --no-deps --output-file requirements-cuda.lock $(ARGS)
 
 clean: ## remove the environment, caches and build results
 	rm -rf .venv .cache build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

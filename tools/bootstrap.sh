@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Makes .venv hold exactly what requirements.lock says, with Python 3.12. Idempotent: when the lock that
-# was installed last equals the present one, it returns at once.
+# Makes .venv hold exactly what requirements.lock says, with Python 3.12, and .venv/cuda-compiler what
+# requirements-cuda.lock says: a folder that only deviceless compilation puts on its path. Idempotent: when
+# the locks that were installed last equal the present ones, it returns at once.
 # Reads: UV (path of uv to use), PYTHON (a Python 3.12 to build .venv from), EXTRAS (e.g. "cuda13 http").
 # Writes: .venv, and .cache/uv where uv is not already on PATH. Nothing outside the repository is changed.
 set -euo pipefail
@@ -9,6 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly VERSION="3.12"
 readonly VENV=".venv"
 readonly STAMP="$VENV/installed.lock"
+readonly CUDA_COMPILER="$VENV/cuda-compiler"
 readonly UV_HOME=".cache/uv"
 
 say() { printf 'bootstrap: %s\n' "$*" >&2; }
@@ -17,9 +19,9 @@ die() {
   exit 1
 }
 
-# The lock plus the extras asked for: what the stamp is compared with.
+# The locks plus the extras asked for: what the stamp is compared with.
 wanted() {
-  cat requirements.lock
+  cat requirements.lock requirements-cuda.lock
   printf '# extras: %s\n' "${EXTRAS:-}"
 }
 
@@ -93,6 +95,9 @@ fi
 say "installing requirements.lock"
 rm -f "$STAMP"
 "$uv" pip sync --quiet --python "$VENV/bin/python" requirements.lock
+rm -rf "$CUDA_COMPILER"
+"$uv" pip install --quiet --python "$VENV/bin/python" --target "$CUDA_COMPILER" --no-deps \
+  -r requirements-cuda.lock
 if [[ -n "${EXTRAS:-}" ]]; then
   say "installing extras: $EXTRAS"
   flags=()
