@@ -19,8 +19,9 @@ from dsv4.compressor import Compressor
 from dsv4.config import ModelConfig
 from dsv4.layers import Linear, apply_rope, einsum
 from dsv4.step import PrefillStep, Step, store_address
-from pallas_kernels.index_k import api as index_k
-from pallas_kernels.index_k import format as page_format
+from pallas_kernels import index_k_format as page_format
+from pallas_kernels.index_k_read import api as index_k_read
+from pallas_kernels.index_k_store import api as index_k_store
 from pallas_kernels.topk import api as topk
 
 
@@ -64,7 +65,7 @@ class Indexer(nnx.Module):
             state, entries = self.compressor(x, state, step)
             keys = hadamard(entries.values) if uses_hadamard else entries.values
             page, offset = store_address(step, entries.ordinals, entries.closed, layout.entries)
-            pool = index_k.store_index_k(
+            pool = index_k_store.store_index_k(
                 pool, keys, page, offset, storage_format=layout.storage_format
             )
             visible = step.visible_entries(C4_RATIO)
@@ -79,7 +80,7 @@ class Indexer(nnx.Module):
             queries = hadamard(queries) if uses_hadamard else queries
             weights = self.weights_proj.wide(x) * (self.dim**-0.5 * self.heads**-0.5)
             per_request = 1 if isinstance(step, PrefillStep) else step.page_table.shape[0]
-            scores = index_k.index_k_scores(
+            scores = index_k_read.index_k_scores(
                 queries.reshape(per_request, -1, self.heads, self.dim),
                 weights.reshape(per_request, -1, self.heads),
                 pool,

@@ -28,5 +28,10 @@ def masked_topk(
     """
     if k <= 0:
         raise ValueError(f"k: got {k}, expected a positive number")
-    topk = dispatch.choose("masked_topk", implementation, {"reference": reference.masked_topk})
+    topk = dispatch.choose(
+        "topk",
+        implementation,
+        reference=reference.masked_topk,
+        pallas=lambda: reference.masked_topk,
+    )
     return topk(scores, k)

@@ -8,7 +8,10 @@ float32 scale for each entry ([entries, 4 bytes]), without padding; key = value 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import jax
 
 StorageFormat = Literal["f32", "bf16", "fp8_e4m3+f32_scale"]
 
@@ -41,3 +44,29 @@ def check_storage_format(storage_format: str) -> None:
     """Raises ValueError unless the storage format is a known one."""
     if storage_format not in STORAGE_FORMATS:
         raise ValueError(f"storage_format: got {storage_format!r}, expected {STORAGE_FORMATS}")
+
+
+def check_pool(
+    pool: jax.Array, dim: int, storage_format: str, entries_per_page: int | None = None
+) -> None:
+    """Raises ValueError unless the pool's shape and dtype are those of the storage format.
+
+    Args:
+        pool: [P, entries, dim], or uint8 [P, entries * (dim + 4)] for fp8.
+        dim: values of a key.
+        storage_format: one of `STORAGE_FORMATS`.
+        entries_per_page: expected entries of a page, None for any.
+    """
+    check_storage_format(storage_format)
+    if storage_format == FP8_FORMAT:
+        entry_bytes = dim + SCALE_BYTES
+        entries = pool.shape[1] // entry_bytes
+        fits = pool.ndim == 2 and pool.dtype == "uint8" and pool.shape[1] % entry_bytes == 0
+    else:
+        entries = pool.shape[1]
+        fits = pool.ndim == 3 and pool.shape[2] == dim
+    if not fits or entries_per_page not in (None, entries):
+        raise ValueError(
+            f"pool: got {pool.dtype}{list(pool.shape)}, expected {entries_per_page or 'some'} "
+            f"entries of {dim} values a page in format {storage_format}"
+        )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pallas_kernels.index_k import format as page_format
+from pallas_kernels import index_k_format as page_format
 
 
 def test_a_page_of_64_keys_of_128_has_the_documented_bytes():

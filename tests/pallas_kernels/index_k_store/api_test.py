@@ -1,4 +1,4 @@
-"""Index-K store and scores against NumPy on explicit pages."""
+"""Index-K store against NumPy on explicit pages."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pallas_kernels.index_k import api
-from pallas_kernels.index_k import format as page_format
+from pallas_kernels import index_k_format as page_format
+from pallas_kernels.index_k_store import api
 
 ENTRIES, DIM, PAGES = 8, 32, 7
 FP8 = page_format.FP8_FORMAT
@@ -53,62 +53,6 @@ def test_keys_are_stored_where_they_belong_and_nowhere_else(storage_format):
 
 
 @pytest.mark.parametrize("storage_format", FORMATS)
-def test_scores_are_weighted_relu_products_of_visible_entries(storage_format):
-    rng = np.random.default_rng(1)
-    keys = rng.normal(size=(PAGES * ENTRIES, DIM)).astype(np.float32)
-    page, offset = jnp.divmod(jnp.arange(PAGES * ENTRIES), ENTRIES)
-    pool = api.store_index_k(
-        empty_pool(storage_format), jnp.asarray(keys), page, offset, storage_format=storage_format
-    )
-    q = rng.normal(size=(2, 3, 5, DIM)).astype(np.float32)
-    weights = rng.normal(size=(2, 3, 5)).astype(np.float32)
-    table = np.array([[4, 2], [1, 6]])
-    visible = np.array([[0, 5, 16], [9, 10, 11]])
-    scores = api.index_k_scores(
-        jnp.asarray(q),
-        jnp.asarray(weights),
-        pool,
-        jnp.asarray(table),
-        jnp.asarray(visible),
-        entries_per_page=ENTRIES,
-        storage_format=storage_format,
-    )
-    assert scores.shape == (2, 3, 16)
-    for batch, token, entry in np.ndindex(2, 3, 16):
-        found = float(scores[batch, token, entry])
-        if entry >= visible[batch, token]:
-            assert found == -np.inf
-            continue
-        page_id = int(table[batch, entry // ENTRIES])
-        similarity = q[batch, token] @ stored(pool, page_id, entry % ENTRIES, storage_format)
-        wanted = weights[batch, token] @ np.maximum(similarity, 0)
-        assert found == pytest.approx(wanted, abs=1e-4)
-
-
-@pytest.mark.parametrize("storage_format", FORMATS)
-def test_entries_that_are_not_visible_may_hold_anything(storage_format):
-    keys = jnp.ones((1, DIM))
-    pool = api.store_index_k(
-        empty_pool(storage_format),
-        keys,
-        jnp.asarray([2]),
-        jnp.asarray([0]),
-        storage_format=storage_format,
-    )
-    scores = api.index_k_scores(
-        jnp.ones((1, 1, 2, DIM)),
-        jnp.ones((1, 1, 2)),
-        pool,
-        jnp.asarray([[2, 10**6]]),
-        jnp.asarray([[1]]),
-        entries_per_page=ENTRIES,
-        storage_format=storage_format,
-    )
-    assert float(scores[0, 0, 0]) == pytest.approx(2 * DIM)
-    assert np.isneginf(np.asarray(scores)[0, 0, 1:]).all()
-
-
-@pytest.mark.parametrize("storage_format", FORMATS)
 def test_a_store_into_a_donated_pool_is_in_place(storage_format):
     small = empty_pool(storage_format)
     pool = jax.ShapeDtypeStruct((5003, *small.shape[1:]), small.dtype)
@@ -133,16 +77,4 @@ def test_a_pool_of_another_format_is_refused():
             jnp.asarray([1]),
             jnp.asarray([0]),
             storage_format=FP8,
-        )
-
-
-def test_the_kernel_that_does_not_exist_yet_is_named():
-    with pytest.raises(NotImplementedError, match="store_index_k"):
-        api.store_index_k(
-            empty_pool("f32"),
-            jnp.ones((1, DIM)),
-            jnp.asarray([1]),
-            jnp.asarray([0]),
-            storage_format="f32",
-            implementation="pallas",
         )

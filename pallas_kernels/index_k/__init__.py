@@ -1,1 +1,0 @@
-"""Paged store of the sparse indexer's keys, and the scores of queries against it."""

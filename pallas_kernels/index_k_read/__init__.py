@@ -1,0 +1,1 @@
+"""Scores of queries against the sparse indexer's keys in their pages."""

@@ -1,0 +1,1 @@
+"""Store of the sparse indexer's keys into their pages."""
