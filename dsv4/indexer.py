@@ -66,7 +66,12 @@ class Indexer(nnx.Module):
             keys = hadamard(entries.values) if uses_hadamard else entries.values
             page, offset = store_address(step, entries.ordinals, entries.closed, layout.entries)
             pool = index_k_store.store_index_k(
-                pool, keys, page, offset, storage_format=layout.storage_format
+                pool,
+                keys,
+                page,
+                offset,
+                storage_format=layout.storage_format,
+                implementation=step.kernels,
             )
             visible = step.visible_entries(C4_RATIO)
             count = step.page_table.shape[-1] * layout.entries
@@ -88,8 +93,11 @@ class Indexer(nnx.Module):
                 visible.reshape(per_request, -1),
                 entries_per_page=layout.entries,
                 storage_format=layout.storage_format,
+                implementation=step.kernels,
             )
-            ordinals, valid = topk.masked_topk(scores.reshape(-1, count), self.topk)
+            ordinals, valid = topk.masked_topk(
+                scores.reshape(-1, count), self.topk, implementation=step.kernels
+            )
             return pool, state, Selection(ordinals, valid)
 
 

@@ -21,6 +21,7 @@ from dsv4.hyper_connection import HyperConnectionHead
 from dsv4.layers import Linear, RmsNorm, parameter
 from dsv4.mtp import MtpBlock
 from dsv4.step import Step, decode_step, prefill_step
+from pallas_kernels.dispatch import Implementation
 from dsv4.weights import PackedWeight
 
 
@@ -108,6 +109,7 @@ def prefill(
     slot: jax.Array,
     *,
     spec: CacheSpec,
+    kernels: Implementation | None = None,
     all_logits: bool = False,
 ) -> tuple[Cache, jax.Array]:
     """Runs one chunk of one request; chunks may start at any position.
@@ -121,13 +123,16 @@ def prefill(
         page_table: [N] int32; pages up to token start + num_valid must be the request's own.
         slot: scalar int32, the request's slot.
         spec: layout of the cache.
+        kernels: implementation of the kernels, see `pallas_kernels.dispatch`.
         all_logits: return the logits of every token.
 
     Returns:
         The cache; float32 logits [vocab] of the last valid token, or [T, vocab] (meaningless after
         `num_valid`).
     """
-    step = prefill_step(model.config, spec, tokens, start, num_valid, page_table, slot)
+    step = prefill_step(
+        model.config, spec, tokens, start, num_valid, page_table, slot, kernels=kernels
+    )
     cache, streams = model(cache, step)
     if all_logits:
         return cache, model.logits(streams)
@@ -149,6 +154,7 @@ def decode(
     slots: jax.Array,
     *,
     spec: CacheSpec,
+    kernels: Implementation | None = None,
 ) -> tuple[Cache, jax.Array]:
     """Runs one token in each of R rows.
 
@@ -165,10 +171,11 @@ def decode(
             position 0 and page tables of zeros. With `spec.draft_tokens` so many rows may follow
             a request's row with the positions after it, its slot and its pages: its drafts.
         spec: layout of the cache.
+        kernels: implementation of the kernels, see `pallas_kernels.dispatch`.
 
     Returns:
         The cache; float32 logits [R, vocab].
     """
-    step = decode_step(model.config, spec, tokens, positions, page_table, slots)
+    step = decode_step(model.config, spec, tokens, positions, page_table, slots, kernels=kernels)
     cache, streams = model(cache, step)
     return cache, model.logits(streams)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from dsv4.cache import SCRATCH_PAGE, CacheSpec
 from dsv4.config import ModelConfig
 from dsv4.layers import RopeTable, rope_frequencies, rope_table
+from pallas_kernels.dispatch import Implementation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,7 @@ class PrefillStep:
         page_table: [N] int32.
         slot: scalar.
         ropes: rotary tables of the tokens: window-only layers, compressed layers.
+        kernels: implementation of the kernels, see `pallas_kernels.dispatch`.
     """
 
     spec: CacheSpec
@@ -38,6 +40,7 @@ class PrefillStep:
     page_table: jax.Array
     slot: jax.Array
     ropes: tuple[RopeTable, RopeTable]
+    kernels: Implementation | None = None
 
     @property
     def positions(self) -> jax.Array:
@@ -75,7 +78,7 @@ class DecodeStep:
         positions: [R] int32.
         page_table: [R, N] int32.
         slots: [R] int32.
-        ropes: as in `PrefillStep`.
+        ropes, kernels: as in `PrefillStep`.
     """
 
     spec: CacheSpec
@@ -84,6 +87,7 @@ class DecodeStep:
     page_table: jax.Array
     slots: jax.Array
     ropes: tuple[RopeTable, RopeTable]
+    kernels: Implementation | None = None
 
     @property
     def is_draft(self) -> jax.Array:
@@ -126,11 +130,13 @@ def prefill_step(
     num_valid: jax.Array,
     page_table: jax.Array,
     slot: jax.Array,
+    *,
+    kernels: Implementation | None = None,
 ) -> PrefillStep:
     """A chunk with its rotary tables; arguments as in `PrefillStep`."""
     positions = start + jnp.arange(tokens.shape[0], dtype=jnp.int32)
     ropes = step_ropes(config, positions)
-    return PrefillStep(spec, tokens, start, num_valid, page_table, slot, ropes)
+    return PrefillStep(spec, tokens, start, num_valid, page_table, slot, ropes, kernels)
 
 
 def decode_step(
@@ -140,10 +146,12 @@ def decode_step(
     positions: jax.Array,
     page_table: jax.Array,
     slots: jax.Array,
+    *,
+    kernels: Implementation | None = None,
 ) -> DecodeStep:
     """Rows with their rotary tables; arguments as in `DecodeStep`."""
     ropes = step_ropes(config, positions)
-    return DecodeStep(spec, tokens, positions, page_table, slots, ropes)
+    return DecodeStep(spec, tokens, positions, page_table, slots, ropes, kernels)
 
 
 def store_address(
