@@ -21,8 +21,8 @@ from dsv4.hyper_connection import HyperConnectionHead
 from dsv4.layers import Linear, RmsNorm, parameter
 from dsv4.mtp import MtpBlock
 from dsv4.step import Step, decode_step, prefill_step
-from pallas_kernels.dispatch import Implementation
 from dsv4.weights import PackedWeight
+from pallas_kernels.dispatch import Implementation
 
 
 class Embedding(nnx.Module):
