@@ -19,7 +19,11 @@ FP8_FORMAT = "fp8_e4m3+f32_scale"
 STORAGE_FORMATS = ("f32", "bf16", FP8_FORMAT)
 
 E4M3_MAX = 448.0
+E4M3_STEP = 1 / E4M3_MAX  # times the largest value it is the scale; a product, never a division
 SCALE_BYTES = 4
+
+# Rows of this page are invalid rows: never written, never read.
+SCRATCH_PAGE = 0
 
 
 @dataclasses.dataclass(frozen=True)
