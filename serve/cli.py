@@ -1,4 +1,4 @@
-"""The command line: `python -m serve prefill|decode|local|generate|chat|profile|status|demo`.
+"""The command line: `python -m serve prefill|decode|local|generate|chat|profile|status|audit|demo`.
 
 Owns the flags and their help. Subcommands import what they need when they run, so that `--help`
 answers at once. The flags of the servers come from the table of settings in `serve.config`.
@@ -69,6 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_chat(commands)
     _add_profile(commands)
     _add_status(commands)
+    _add_audit(commands)
     _add_demo(commands)
     return parser
 
@@ -99,6 +100,10 @@ def _run(options: argparse.Namespace) -> int:
         from serve.commands import chat
 
         return chat.run(options)
+    if options.command == "audit":
+        from serve.commands import audit
+
+        return audit.run(options)
     if options.command == "demo":
         from serve import demo
 
@@ -307,6 +312,51 @@ example:
     )
     _add_target(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def _add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _add_command(
+        commands,
+        "audit",
+        "compares answers under load with those of a single process",
+        """\
+examples:
+  python -m serve audit --target 127.0.0.1:7080 --model DIR
+  python -m serve audit --target decode:7080 --control 127.0.0.1:7090 --rounds 5 --json audit.json
+
+The exit status is 0 if all answers are identical, 1 if any differs, 3 if none differs but some
+failed, and 2 if deployment and control can't be compared.
+""",
+        "Sends many sessions at once (texts and tool-call conversations of mixed lengths),\n"
+        "then the same ones to a control, one at a time, and compares token by token. The\n"
+        "control is --control, or a local server that is started here with the settings of\n"
+        "the deployment.",
+    )
+    _add_target(parser)
+    control = parser.add_mutually_exclusive_group()
+    control.add_argument("--control", metavar="HOST:PORT", help="a local server to compare with")
+    control.add_argument("--model", metavar="DIR", help="checkpoint, to start the control here")
+    for flag, default, text in (
+        ("--sessions", 80, "sessions at once"),
+        ("--rounds", 1, "how often all of them are sent"),
+        ("--max-tokens", 64, "tokens per answer"),
+        ("--max-prompt", 4096, "longest prompt, in characters"),
+        ("--seed", 0, "of the sessions"),
+    ):
+        parser.add_argument(
+            flag, type=int, default=default, metavar="N", help=f"{text} (default {default})"
+        )
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="seconds per request, default 600"
+    )
+    parser.add_argument(
+        "--start-timeout",
+        type=float,
+        default=1800.0,
+        metavar="S",
+        help="seconds for a control to start, default 1800",
+    )
+    parser.add_argument("--json", metavar="FILE", help="writes the report, all findings included")
 
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

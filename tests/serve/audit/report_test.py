@@ -1,0 +1,60 @@
+"""What an audit says and exits with."""
+
+import json
+
+import pytest
+
+from serve.audit.report import CLEAN, CORRUPTED, INCOMPLETE, AuditReport
+from serve.audit.verdict import Difference, Verdict
+
+SAME = Verdict("a", "identical")
+OTHER = Verdict("b", "different", Difference(3, 300, 1, 5, None))
+LOST = Verdict("c", "failed", error="deployment: UNAVAILABLE: gone")
+
+
+def report(*verdicts, **more):
+    fields = {"control_bad_calls": 0, "tokens": 99, "calls": 2, "seconds": 1.5, **more}
+    return AuditReport("d:1", "c:1", len(verdicts), 1, 0, verdicts, **fields)
+
+
+@pytest.mark.parametrize(
+    "verdicts, status, words",
+    [
+        ((SAME, SAME), CLEAN, "clean"),
+        ((SAME, LOST), INCOMPLETE, "incomplete"),
+        ((SAME, LOST, OTHER), CORRUPTED, "corrupted"),
+        ((LOST,), INCOMPLETE, "no answer could be compared"),
+    ],
+)
+def test_the_status_says_clean_or_not(verdicts, status, words):
+    found = report(*verdicts)
+    assert found.status == status and words in found.render()
+
+
+def test_failed_requests_are_not_part_of_the_rate():
+    found = report(SAME, SAME, SAME, OTHER, LOST).to_json()
+    assert found["compared"] == 4 and found["corruption_rate"] == 0.25
+    assert found["interval"][0] < 0.25 < found["interval"][1]
+    assert report(LOST).to_json()["corruption_rate"] is None
+
+
+def test_the_first_difference_is_said_with_its_place():
+    text = report(OTHER).render()
+    assert (
+        "b: differs from token 3 on (drawn by decode; position 300, page 1): 5, control has" in text
+    )
+    assert "corruption rate 100.00 %, at 95 % confidence between 5.00 % and 100.00 %" in text
+
+
+def test_many_findings_are_cut_in_the_text_and_whole_in_json():
+    found = report(*[OTHER] * 15)
+    assert found.render().count("differs from") == 10 and "and 5 more" in found.render()
+    assert len(json.loads(json.dumps(found.to_json()))["findings"]) == 15
+
+
+def test_bad_calls_are_shown_for_both_sides_and_do_not_change_the_status():
+    bad = Verdict("t", "identical", bad_calls=("nope: is not declared",))
+    found = report(bad, control_bad_calls=1)
+    assert found.status == CLEAN
+    assert "bad calls  1 answers of the deployment, 1 of the control" in found.render()
+    assert "t: nope: is not declared" in found.render()
