@@ -95,7 +95,7 @@ class Attention(nnx.Module):
             "index_k": index_k,
             "index_state": index_state,
         }
-        return read_entries(pool, step, selection.ordinals), selection.valid
+        return read_entries(pool, selection), selection.valid
 
     def _all_entries(
         self, x: jax.Array, cache: Mapping[str, jax.Array], step: Step, updated: LayerCache

@@ -7,8 +7,6 @@ keys are stored in fp8; otherwise it cancels.
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,14 +21,7 @@ from pallas_kernels import index_k_format as page_format
 from pallas_kernels.index_k_read import api as index_k_read
 from pallas_kernels.index_k_store import api as index_k_store
 from pallas_kernels.topk import api as topk
-
-
-@dataclasses.dataclass(frozen=True)
-class Selection:
-    """Entries chosen for each token: `ordinals` [M, K] int32 and `valid` [M, K] bool."""
-
-    ordinals: jax.Array
-    valid: jax.Array
+from pallas_kernels.topk.selection import Selection, all_entries
 
 
 class Indexer(nnx.Module):
@@ -57,7 +48,7 @@ class Indexer(nnx.Module):
             step: the step.
 
         Returns:
-            pool, state, and the selection: min(index_topk, entries of the page table) per token.
+            pool, state, and the selection [M, min(index_topk, entries of the page table)].
         """
         with jax.named_scope("indexer"):
             layout = step.spec.of_layer(self.layer)["index_k"]
@@ -73,32 +64,40 @@ class Indexer(nnx.Module):
                 storage_format=layout.storage_format,
                 implementation=step.kernels,
             )
-            visible = step.visible_entries(C4_RATIO)
-            count = step.page_table.shape[-1] * layout.entries
-            if count <= self.topk:
-                ordinals = jnp.arange(count, dtype=jnp.int32)
-                valid = ordinals < visible[:, None]
-                return pool, state, Selection(jnp.broadcast_to(ordinals, valid.shape), valid)
+            batch = 1 if isinstance(step, PrefillStep) else step.page_table.shape[0]
+            visible = step.visible_entries(C4_RATIO).reshape(batch, -1)
+            pages = step.batched_page_table()
+            if pages.shape[1] * layout.entries <= self.topk:
+                return pool, state, _flat(all_entries(visible, pages, layout.entries))
             queries = self.wq_b(q_latent).reshape(-1, self.heads, self.dim)
             cos, sin = step.ropes[1]
             queries = apply_rope(queries, (cos[:, None], sin[:, None]))
             queries = hadamard(queries) if uses_hadamard else queries
             weights = self.weights_proj.wide(x) * (self.dim**-0.5 * self.heads**-0.5)
-            per_request = 1 if isinstance(step, PrefillStep) else step.page_table.shape[0]
             scores = index_k_read.index_k_scores(
-                queries.reshape(per_request, -1, self.heads, self.dim),
-                weights.reshape(per_request, -1, self.heads),
+                queries.reshape(batch, -1, self.heads, self.dim),
+                weights.reshape(batch, -1, self.heads),
                 pool,
-                step.batched_page_table(),
-                visible.reshape(per_request, -1),
+                pages,
+                visible,
                 entries_per_page=layout.entries,
                 storage_format=layout.storage_format,
                 implementation=step.kernels,
             )
-            ordinals, valid = topk.masked_topk(
-                scores.reshape(-1, count), self.topk, implementation=step.kernels
+            selection = topk.select_entries(
+                scores,
+                visible,
+                pages,
+                k=self.topk,
+                entries_per_page=layout.entries,
+                implementation=step.kernels,
             )
-            return pool, state, Selection(ordinals, valid)
+            return pool, state, _flat(selection)
+
+
+def _flat(selection: Selection) -> Selection:
+    """[B, T, K] -> [M, K]."""
+    return jax.tree.map(lambda field: field.reshape(-1, field.shape[-1]), selection)
 
 
 def hadamard(x: jax.Array) -> jax.Array:

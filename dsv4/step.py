@@ -16,6 +16,7 @@ from dsv4.cache import SCRATCH_PAGE, CacheSpec
 from dsv4.config import ModelConfig
 from dsv4.layers import RopeTable, rope_frequencies, rope_table
 from pallas_kernels.dispatch import Implementation
+from pallas_kernels.topk.selection import Selection
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,7 @@ class PrefillStep:
         return jnp.minimum(self.positions + 1, self.end) // ratio
 
     def pages_of(self, ordinals: jax.Array, entries_per_page: int) -> jax.Array:
-        """Page of each entry ordinal, any shape."""
+        """Page of each entry ordinal, [T]."""
         return self.page_table.at[ordinals // entries_per_page].get(mode="clip")
 
     def batched_page_table(self) -> jax.Array:
@@ -101,10 +102,9 @@ class DecodeStep:
         return (self.positions + 1) // ratio
 
     def pages_of(self, ordinals: jax.Array, entries_per_page: int) -> jax.Array:
-        """Page of each entry ordinal, [R] or [R, K] with ordinals of that row's request."""
-        flat = ordinals.reshape(ordinals.shape[0], -1) // entries_per_page
-        pages = jnp.take_along_axis(self.page_table, flat, axis=1, mode="clip")
-        return pages.reshape(ordinals.shape)
+        """Page of each row's entry ordinal, [R]."""
+        column = (ordinals // entries_per_page)[:, None]
+        return jnp.take_along_axis(self.page_table, column, axis=1, mode="clip")[:, 0]
 
     def batched_page_table(self) -> jax.Array:
         """Page table of each request, [R, N]."""
@@ -182,11 +182,9 @@ def read_pages(pool: jax.Array, step: Step) -> jax.Array:
     return pages.reshape(*step.page_table.shape[:-1], -1, pool.shape[-1])
 
 
-def read_entries(pool: jax.Array, step: Step, ordinals: jax.Array) -> jax.Array:
-    """Chosen entries: ordinals [M, K] of each token's request -> [M, K, d]."""
-    entries_per_page = pool.shape[1]
-    pages = step.pages_of(ordinals, entries_per_page)
-    return pool.at[pages, ordinals % entries_per_page].get(mode="clip")
+def read_entries(pool: jax.Array, selection: Selection) -> jax.Array:
+    """Chosen entries [M, K] of pool [P, E, d] -> [M, K, d]."""
+    return pool.at[selection.page, selection.offset].get(mode="clip")
 
 
 def read_before_write(pool: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,1 +1,1 @@
-"""Top-k over masked scores with a defined order of ties."""
+"""Exact top-k over masked scores, and the chosen entries by page and offset."""
