@@ -121,6 +121,8 @@ def _attend(sizes: _Sizes, q, sink, row, num_tiles, *pools_and_out, **scratch):
         tile_rows = row.at[token, pl.ds(index * sizes.keys, sizes.keys)]
         plgpu.barrier_wait(arrived)
         _keep_visible(sizes, tile_rows, staged, tile)
+        # Our reads of the staging tile come before the next copies into it.
+        plgpu.commit_smem()
 
         @pl.when(index + 1 < last)
         def _():
