@@ -24,6 +24,10 @@ IMPLEMENTATIONS = ("reference", "pallas")
 log = logging.getLogger(__name__)
 
 
+class RefusedError(ValueError):
+    """An implementation was named that can't be had here; the message says why."""
+
+
 def choose[F: Callable[..., object]](
     kernel: str,
     implementation: Implementation | None,
@@ -42,7 +46,9 @@ def choose[F: Callable[..., object]](
         refusal: why the Pallas kernel can't take these arguments; None if it can.
 
     Raises:
-        ValueError: the name is no implementation, or "pallas" was named and refuses.
+        ValueError: the name is no implementation.
+        RefusedError: "pallas" was named and does not take these arguments, or does not compile for
+            the target.
     """
     target = targets.current()
     if implementation is None:
@@ -58,13 +64,13 @@ def choose[F: Callable[..., object]](
             f"implementation: got {implementation!r}, expected one of {IMPLEMENTATIONS}"
         )
     if refusal is not None:
-        raise ValueError(f"implementation: {kernel} got 'pallas', but {refusal}")
+        raise RefusedError(f"implementation: {kernel} got 'pallas', but {refusal}")
     if target.has_kernels:
         return _chosen(
             kernel, pallas(), f"pallas on {target.kind} ({target.architecture}), as asked"
         )
     if target.platform != "cpu":
-        raise ValueError(
+        raise RefusedError(
             f"implementation: {kernel} got 'pallas', which does not compile for {target.kind}"
         )
     return _chosen(kernel, pallas(), "pallas, interpreted on the CPU (very slow), as asked")

@@ -137,6 +137,12 @@ class EngineSettings:
         "mtp = draft tokens with the model's MTP block and verify them; changes no token",
         choices=("off", "mtp"),
     )
+    kernels: str = setting(
+        "auto",
+        "pallas = GPU kernels (interpreted on a CPU, thousands of times slower), reference = plain "
+        "XLA; auto = the best for the device",
+        choices=("auto", "reference", "pallas"),
+    )
     max_queue: int = setting(1024, "waiting requests before RESOURCE_EXHAUSTED", minimum=1)
     compile_cache: Path = setting(
         lambda: user_cache_dir() / "compile", "folder that keeps compiled programs", metavar="DIR"

@@ -20,6 +20,7 @@ from dsv4.checkpoint.fingerprint import model_fingerprint
 from dsv4.checkpoint.load import Weights, load_model
 from dsv4.config import ModelConfig
 from dsv4.text.tokenizer import load_tokenizer
+from pallas_kernels.dispatch import Implementation, RefusedError
 from serve.binding import layout_table
 from serve.config import ConfigError, EngineSettings, TransferSettings
 from serve.engine.buckets import page_buckets
@@ -98,6 +99,7 @@ def _loader(
             chunk_tokens=settings.chunk_tokens,
             decode_rows=settings.decode_rows,
             buckets=page_buckets(page_tokens=settings.page_tokens, max_context=max_context),
+            kernels=_kernels(settings),
         )
         log.info(
             "model %s: context %d, %d pages of %d tokens, %d slots, pools %.1f MB",
@@ -122,7 +124,11 @@ def _loader(
 
 
 def _warm_up(role: str, runner: Runner, progress: Progress) -> None:
-    """Compiles and runs every program the role will use, so that no request waits for a compile."""
+    """Compiles and runs every program the role will use, so that no request waits for a compile.
+
+    Raises:
+      ConfigError: kernels were named that do not take this engine's arrays.
+    """
     steps = runner.warm_up_steps(
         prefill=role != "decode",
         decode=role != "prefill",
@@ -131,7 +137,12 @@ def _warm_up(role: str, runner: Runner, progress: Progress) -> None:
     )
     with progress.stage("compile and warm up", len(steps)) as stage:
         for name, step in steps:
-            step()
+            try:
+                step()
+            except RefusedError as error:
+                raise ConfigError(
+                    "--kernels", runner.kernels, f"auto or reference, since {error}"
+                ) from None
             stage.advance(1, name)
 
 
@@ -158,6 +169,10 @@ def _cache_spec(settings: EngineSettings, config: ModelConfig, dtype: str) -> Ca
         page_tokens=settings.page_tokens,
         draft_tokens=settings.draft_tokens,
     )
+
+
+def _kernels(settings: EngineSettings) -> Implementation | None:
+    return None if settings.kernels == "auto" else cast(Implementation, settings.kernels)
 
 
 def _max_context(settings: EngineSettings, config: ModelConfig) -> int:

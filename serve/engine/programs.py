@@ -1,5 +1,6 @@
 """The steps that run the model, as pure functions to be compiled: prefill and decode, each also in
-the form that keeps the MTP block's window and drafts.
+the form that keeps the MTP block's window and drafts. `kernels` is the implementation of kernels,
+see `pallas_kernels.dispatch`.
 
 The drafting forms compute the same tokens: drafts follow from what was drawn, never the other way.
 """
@@ -13,12 +14,14 @@ from dsv4.cache import CacheSpec
 from dsv4.model import Cache, ModelDefinition, decode, last_logits, merge_model, prefill
 from dsv4.mtp import advance, draft
 from dsv4.step import decode_step, prefill_step
+from pallas_kernels.dispatch import Implementation
 from serve.engine.sampler import SamplingRows, sample
 
 
 def prefill_chunk(
     definition: ModelDefinition,
     spec: CacheSpec,
+    kernels: Implementation | None,
     cache: Cache,
     leaves: list[jax.Array],
     tokens: jax.Array,
@@ -30,7 +33,9 @@ def prefill_chunk(
 ) -> tuple[Cache, jax.Array, jax.Array]:
     """One chunk -> cache, token drawn after its last position [1], whether logits were finite."""
     model = merge_model(definition, leaves)
-    cache, logits = prefill(model, cache, tokens, start, num_valid, page_table, slot, spec=spec)
+    cache, logits = prefill(
+        model, cache, tokens, start, num_valid, page_table, slot, spec=spec, kernels=kernels
+    )
     with jax.named_scope("sample"):
         return cache, *sample(logits[None], sampling)
 
@@ -38,6 +43,7 @@ def prefill_chunk(
 def drafting_prefill_chunk(
     definition: ModelDefinition,
     spec: CacheSpec,
+    kernels: Implementation | None,
     cache: Cache,
     leaves: list[jax.Array],
     tokens: jax.Array,
@@ -53,7 +59,9 @@ def drafting_prefill_chunk(
     `next_token` is the prompt's token after the chunk, or -1: then it is the one drawn here.
     """
     model = merge_model(definition, leaves)
-    step = prefill_step(model.config, spec, tokens, start, num_valid, page_table, slot)
+    step = prefill_step(
+        model.config, spec, tokens, start, num_valid, page_table, slot, kernels=kernels
+    )
     cache, streams = model(cache, step)
     logits = last_logits(model, streams, num_valid)
     with jax.named_scope("sample"):
@@ -67,6 +75,7 @@ def drafting_prefill_chunk(
 def decode_rows(
     definition: ModelDefinition,
     spec: CacheSpec,
+    kernels: Implementation | None,
     cache: Cache,
     leaves: list[jax.Array],
     tokens: jax.Array,
@@ -77,7 +86,9 @@ def decode_rows(
 ) -> tuple[Cache, jax.Array, jax.Array]:
     """R rows -> cache, tokens drawn [R], whether each row's logits were finite [R]."""
     model = merge_model(definition, leaves)
-    cache, logits = decode(model, cache, tokens, positions, page_tables, slots, spec=spec)
+    cache, logits = decode(
+        model, cache, tokens, positions, page_tables, slots, spec=spec, kernels=kernels
+    )
     with jax.named_scope("sample"):
         return cache, *sample(logits, sampling)
 
@@ -85,6 +96,7 @@ def decode_rows(
 def drafting_decode_rows(
     definition: ModelDefinition,
     spec: CacheSpec,
+    kernels: Implementation | None,
     cache: Cache,
     leaves: list[jax.Array],
     tokens: jax.Array,
@@ -99,7 +111,7 @@ def drafting_decode_rows(
     be: where both distributions are alike, so are both draws.
     """
     model = merge_model(definition, leaves)
-    step = decode_step(model.config, spec, tokens, positions, page_tables, slots)
+    step = decode_step(model.config, spec, tokens, positions, page_tables, slots, kernels=kernels)
     cache, streams = model(cache, step)
     logits = model.logits(streams)
     with jax.named_scope("sample"):

@@ -16,6 +16,7 @@ import numpy as np
 from dsv4.cache import CacheSpec, create_cache
 from dsv4.config import ModelConfig
 from dsv4.model import Cache, Model, split_model
+from pallas_kernels.dispatch import Implementation
 from serve.engine import programs
 from serve.engine.components import (
     ComponentArrays,
@@ -54,6 +55,8 @@ class Runner:
       decode_rows: rows of a decode step. Part of the numerics: a different number may round
         differently.
       buckets: page-table widths, ascending; see serve.engine.buckets.
+      kernels: implementation of the kernels, None for the best one; see pallas_kernels.dispatch.
+        Part of the numerics, like `decode_rows`.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Runner:
         chunk_tokens: int,
         decode_rows: int,
         buckets: tuple[int, ...],
+        kernels: Implementation | None = None,
     ) -> None:
         if chunk_tokens <= 0 or chunk_tokens % spec.page_tokens:
             raise ValueError(
@@ -85,6 +89,7 @@ class Runner:
         self.chunk_pages = chunk_tokens // spec.page_tokens
         self.decode_rows = decode_rows
         self.buckets = buckets
+        self.kernels = kernels
         self._drafts = spec.draft_tokens > 0
         self._paged = by_component(spec.paged())
         self._slotted = by_component(spec.slotted())
@@ -95,8 +100,8 @@ class Runner:
         chunk, rows = programs.prefill_chunk, programs.decode_rows
         if self._drafts:
             chunk, rows = programs.drafting_prefill_chunk, programs.drafting_decode_rows
-        self._prefill = step(functools.partial(chunk, self._definition, spec))
-        self._decode = step(functools.partial(rows, self._definition, spec))
+        self._prefill = step(functools.partial(chunk, self._definition, spec, kernels))
+        self._decode = step(functools.partial(rows, self._definition, spec, kernels))
         self._export_pages = jax.jit(functools.partial(export_units, self._paged))
         self._export_slot = jax.jit(functools.partial(export_units, self._slotted))
         self._admit_pages = step(functools.partial(admit_units, self._paged))
