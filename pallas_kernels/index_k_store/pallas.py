@@ -1,14 +1,15 @@
-"""Index-K store on the GPU: each block writes a few keys, each by one TMA copy into its page.
+"""Index-K store on the GPU: each block writes a few keys, each by one bulk copy into its page.
 
 The pool is updated through a reference: donated, it keeps its memory. Keys are rounded or
-quantised in registers, one warp to a key, and leave through shared memory. A page's scale is 4
-bytes, less than TMA can write, and is stored byte by byte. TMA addresses a pool by page and
-position in the page, never by a product of them.
+quantised in registers, one warp to a key, and leave through shared memory; blocks share nothing.
+An entry's scale is 4 bytes, less than a bulk copy can write, and is stored byte by byte. Division
+is the GPU's 2 ulp one, so an fp8 value next to a tie may differ from a CPU's by a step.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from pallas_kernels import dispatch, tuning
 from pallas_kernels import index_k_format as page_format
 
 _WARPS, _LANES = 4, 32
-# TMA reads shared memory at multiples of this.
+# Alignment that TMA wants of what it reads in shared memory.
 _ROW_BYTES = 128
 
 
@@ -64,11 +65,21 @@ def store_index_k(
     return jax.freeze(ref).reshape(pool.shape)
 
 
-def _store_rows(keys, page, offset, pool, *, staged, scale_bits, dim, rows, is_fp8):
+def _store_rows(
+    keys: jax.Ref,
+    page: jax.Ref,
+    offset: jax.Ref,
+    pool: jax.Ref,
+    *,
+    staged: jax.Ref,
+    scale_bits: jax.Ref,
+    dim: int,
+    rows: int,
+    is_fp8: bool,
+) -> None:
     first = jax.lax.axis_index("block") * rows
     num_pages, page_size = pool.shape
-    layout = page_format.Fp8Page(page_size // (dim + page_format.SCALE_BYTES), dim)
-    entries = layout.entries if is_fp8 else page_size // dim
+    entries = page_size // (dim + page_format.SCALE_BYTES if is_fp8 else dim)
     tile = plgpu.load(keys.at[pl.ds(first, rows)], layout=_layout(dim), optimized=False)
     tile = tile.astype(jnp.float32)
     if is_fp8:
@@ -83,30 +94,45 @@ def _store_rows(keys, page, offset, pool, *, staged, scale_bits, dim, rows, is_f
         is_valid = (row_page > page_format.SCRATCH_PAGE) & (row_page < num_pages)
         is_valid = is_valid & (row_offset >= 0) & (row_offset < entries)
 
-        @pl.when(is_valid)
-        def _(row=row, row_page=row_page, row_offset=row_offset):
-            plgpu.copy_smem_to_gmem(
-                staged.at[pl.ds(row, 1), pl.ds(0, dim)],
-                pool.at[pl.ds(row_page, 1), pl.ds(row_offset * dim, dim)],
-            )
-            if is_fp8:
-                bits = scale_bits[row]
-                begin = layout.scales_begin + row_offset * page_format.SCALE_BYTES
-                for index in range(page_format.SCALE_BYTES):
-                    byte = jax.lax.shift_right_logical(bits, 8 * index) & 0xFF
-                    pool[row_page, begin + index] = byte.astype(jnp.uint8)
-
+        word = scale_bits[row] if is_fp8 else None
+        source = staged.at[pl.ds(row, 1), pl.ds(0, dim)]
+        pl.when(is_valid)(
+            functools.partial(_write_row, pool, source, word, row_page, row_offset, entries)
+        )
     plgpu.wait_smem_to_gmem(0)
 
 
-def _layout(dim: int):
+def _write_row(
+    pool: jax.Ref,
+    source: Any,
+    scale_bits: jax.Array | None,
+    page: jax.Array,
+    offset: jax.Array,
+    entries: int,
+) -> None:
+    """Writes one entry: a row [1, dim] of shared memory and, in fp8, its scale."""
+    dim = source.shape[1]
+    plgpu.copy_smem_to_gmem(source, pool.at[pl.ds(page, 1), pl.ds(offset * dim, dim)])
+    if scale_bits is not None:
+        begin = page_format.Fp8Page(entries, dim).scales_begin
+        _write_word(pool, page, begin + offset * page_format.SCALE_BYTES, scale_bits)
+
+
+def _write_word(pool: jax.Ref, page: jax.Array, begin: jax.Array, word: jax.Array) -> None:
+    """Writes an int32 in little-endian order; compilers make one store of it."""
+    for index in range(page_format.SCALE_BYTES):
+        byte = jax.lax.shift_right_logical(word, 8 * index) & 0xFF
+        pool[page, begin + index] = byte.astype(jnp.uint8)
+
+
+def _layout(dim: int) -> Any:
     """Each warp holds a row, each lane neighbouring values of it."""
     vector = min(dim // _LANES, 4)
     tiling = plgpu.Tiling(((_WARPS, _LANES * vector), (vector,)))
     return plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
 
 
-def _quantize(tile):
+def _quantize(tile: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`reference.quantize` of [rows, dim] in registers."""
     largest = jnp.max(jnp.abs(tile), axis=1)
     scale = jnp.maximum(largest, 1e-8) * page_format.E4M3_STEP
