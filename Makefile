@@ -8,10 +8,10 @@ COMPILE = "$$(tools/bootstrap.sh --print-uv)" pip compile --universal --python-v
 	--custom-compile-command 'make lock' --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test soak gpu-test lint format protos lock clean
+.PHONY: help env demo test soak gpu-test gpu-check kernel-table lint format protos lock clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 env: ## make .venv from requirements.lock (EXTRAS="cuda13" adds extras)
 	@tools/bootstrap.sh
@@ -27,6 +27,12 @@ soak: env ## run the long tests: many requests, many repetitions, real processes
 
 gpu-test: env ## run the tests that need a GPU
 	@$(VENV_PYTHON) -m pytest -q -m gpu $(ARGS)
+
+gpu-check: env ## check the kernels on the GPU of this machine, then measure them
+	@tools/gpu_check.sh $(ARGS)
+
+kernel-table: env ## compile the kernels for every target, no GPU needed, and write the table of docs/kernels.md
+	@$(VENV_PYTHON) -m tests.pallas_kernels.deviceless.table
 
 lint: env ## ruff, pyright, import-linter, buildifier
 	@tools/lint.sh
