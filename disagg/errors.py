@@ -54,6 +54,12 @@ class WrongRole(DisaggError):
     code = "FAILED_PRECONDITION"
 
 
+class Unauthenticated(DisaggError):
+    """A peer or a message that does not prove that it knows the shared secret."""
+
+    code = "UNAUTHENTICATED"
+
+
 class StaleEpoch(DisaggError):
     """A message or handle of an earlier process, lease or attempt."""
 
@@ -133,6 +139,7 @@ ERRORS_BY_CODE: dict[str, type[DisaggError]] = {
         DeadlineExceeded,
         NotFound,
         AlreadyExists,
+        Unauthenticated,
     )
 }
 

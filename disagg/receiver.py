@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 
 from disagg import rpc, slab
+from disagg.authentication import DecodeGuard
 from disagg.errors import (
     AlreadyExists,
     Cancelled,
@@ -25,6 +26,7 @@ from disagg.errors import (
     LayoutMismatch,
     PeerLost,
     StaleEpoch,
+    Unauthenticated,
     WrongRole,
 )
 from disagg.handshake import Endpoint, check_pair, endpoint_from_proto, endpoint_to_proto
@@ -50,7 +52,14 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S = 10.0
 
-_REFUSALS = (LayoutMismatch, WrongRole, InvalidField, AlreadyExists, StaleEpoch)
+_REFUSALS = (
+    LayoutMismatch,
+    WrongRole,
+    InvalidField,
+    AlreadyExists,
+    StaleEpoch,
+    Unauthenticated,
+)
 
 
 class PrefillLink:
@@ -63,6 +72,7 @@ class PrefillLink:
         reconnect_s: first and longest pause between attempts to connect.
         quarantine_after_s: seconds after which an unproven landing slot counts as quarantined,
             and a lost prefill may be taken for dead if the data plane says so.
+        secret: shared with the prefill; None = none.
 
     Attributes:
         target: as given.
@@ -78,11 +88,13 @@ class PrefillLink:
         heartbeat_s: float = 1.0,
         reconnect_s: tuple[float, float] = (0.1, 2.0),
         quarantine_after_s: float = 5.0,
+        secret: bytes | None = None,
     ) -> None:
         self.target = target
         self.state = "stopped"
         self.refusal: DisaggError | None = None
         self._hub = hub
+        self._guard = DecodeGuard(secret)
         self._heartbeat_s = heartbeat_s
         self._quarantine_after_s = quarantine_after_s
         self._lost_at = time.monotonic()
@@ -158,7 +170,7 @@ class PrefillLink:
         while True:
             options = rpc.CHANNEL_OPTIONS
             async with grpc.aio.insecure_channel(self.target, options=options) as channel:
-                self._stub = pb_grpc.PrefillStub(channel)
+                self._stub = self._guard.stub(pb_grpc.PrefillStub(channel))
                 try:
                     await self._session(self._stub)
                 except _REFUSALS as error:
@@ -187,11 +199,11 @@ class PrefillLink:
             stack.callback(call.cancel)
             stack.enter_context(rpc.typed_errors(self.target))
             events = aiter(call)
-            hello = pb.SessionEvent(hello=endpoint_to_proto(self._hub.endpoint))
+            hello = self._guard.hello(endpoint_to_proto(self._hub.endpoint))
             try:
                 async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                     await call.write(hello)
-                    first = await anext(events, None)
+                    first = await self._guard.welcome(hello, events, call.write)
             except TimeoutError:
                 raise PeerLost(
                     f"{self.target}: no answer to Hello in {HANDSHAKE_TIMEOUT_S:g} s"
@@ -227,6 +239,7 @@ class PrefillLink:
 
     def _heard(self) -> None:
         """A heartbeat: if a transfer broke, it was not because prefill is gone."""
+        self._guard.heard()
         self._ready.set()
 
     def _lose(self, error: DisaggError, state: str) -> None:

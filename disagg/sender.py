@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import grpc
 
 from disagg import rpc, slab
+from disagg.authentication import PrefillGuard, PrefillSession, Seal
 from disagg.data_plane import DataPlane
 from disagg.errors import (
     AlreadyExists,
@@ -68,6 +69,7 @@ class _Session:
 
     peer: Peer
     pages_per_slab: int
+    proven: PrefillSession
     jobs: set[PrefillJob] = dataclasses.field(default_factory=set)
     closing: bool = False
     closed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
@@ -82,6 +84,7 @@ class PrefillService:
         backend: computes the jobs.
         outbox_slabs: slabs of `endpoint.slab_bytes` that may be on their way at once.
         heartbeat_s: seconds between heartbeats.
+        secret: shared with the decodes; None = none.
         trace: opens profiler spans.
     """
 
@@ -93,10 +96,12 @@ class PrefillService:
         *,
         outbox_slabs: int,
         heartbeat_s: float = 1.0,
+        secret: bytes | None = None,
         trace: Trace = no_trace,
     ) -> None:
         self._plane, self._backend = plane, backend
         self._heartbeat_s = heartbeat_s
+        self.guard = PrefillGuard(secret)
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="outbox")
         self._outbox = Outbox(plane, outbox_slabs, endpoint.slab_bytes)
         self.endpoint = dataclasses.replace(endpoint, plane_metadata=plane.metadata())
@@ -164,20 +169,28 @@ class PrefillService:
         kind = first.WhichOneof("event") if first is not None else None
         if first is None or kind != "hello":
             raise InvalidField.of("event", kind, "hello, first")
-        session = await self._open_session(endpoint_from_proto(first.hello))
+        theirs = endpoint_from_proto(first.hello)
+        session = await self._open_session(theirs, await self.guard.challenge(first, events, send))
         log.info("decode %s connected", session.peer.agent)
         reason = "cancelled"
         try:
-            await send(pb.SessionEvent(welcome=endpoint_to_proto(self.endpoint)))
-            reason = await self._keep(events, send)
+            welcome = pb.SessionEvent(welcome=endpoint_to_proto(self.endpoint))
+            await send(session.proven.sign_welcome(welcome))
+            reason = await self._keep(session, events, send)
         finally:
             log.info("decode %s left: %s", session.peer.agent, reason)
             await asyncio.shield(self._spawn(self._close_session(session, reason)))
         raise PeerLost(f"session: {reason}")
 
-    async def _keep(self, events: AsyncIterator[pb.SessionEvent], send: Send) -> str:
+    async def _keep(
+        self, session: _Session, events: AsyncIterator[pb.SessionEvent], send: Send
+    ) -> str:
+        def each_beat() -> None:
+            session.proven.beats += 1
+            self._plane.hints()
+
         alive = asyncio.create_task(
-            keep_alive(events, send, self._heartbeat_s, each_beat=self._plane.hints)
+            keep_alive(events, send, self._heartbeat_s, each_beat=each_beat)
         )
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -186,7 +199,7 @@ class PrefillService:
         finally:
             await cancel_all([alive, stopping])
 
-    async def _open_session(self, theirs: Endpoint) -> _Session:
+    async def _open_session(self, theirs: Endpoint, proven: PrefillSession) -> _Session:
         pages_per_slab = check_pair(self.endpoint, theirs)
         old = self._sessions.get(theirs.epoch)
         if old is not None and old.closing:
@@ -198,7 +211,8 @@ class PrefillService:
         if theirs.landing is None or theirs.fence is None:
             raise InvalidField.of("landing", None, "landing and fence memory of decode")
         agent = self._plane.add_peer(theirs.plane_metadata)
-        session = _Session(Peer(theirs.epoch, agent, theirs.landing, theirs.fence), pages_per_slab)
+        peer = Peer(theirs.epoch, agent, theirs.landing, theirs.fence)
+        session = _Session(peer, pages_per_slab, proven)
         self._sessions[theirs.epoch] = session
         return session
 
@@ -230,10 +244,12 @@ class PrefillService:
         first = await anext(messages, None)
         if first is None or not first.HasField("start"):
             raise InvalidField.of("message", first and first.WhichOneof("message"), "start, first")
-        session, job = self._start(first.start)
-        reader = asyncio.create_task(self._read(job, messages))
+        session = self._session_of(first.start)
+        seal = Seal(session.proven.key, first.start.ref)
+        job = self._start(session, seal.check(first).start)
+        reader = asyncio.create_task(self._read(job, seal.checked(messages)))
         try:
-            await job.pump(send)
+            await job.pump(lambda message: send(seal.sign(message)))
         except (grpc.aio.UsageError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:
             raise PeerLost(f"transfer: its stream broke: {error}") from error
         finally:
@@ -243,11 +259,16 @@ class PrefillService:
             self._end(job, Cancelled("transfer: its stream ended"))
             self._spawn(self._retire(session, job))
 
-    def _start(self, start: pb.Start) -> tuple[_Session, PrefillJob]:
-        key = self._key(start.ref)
-        session = self._sessions.get(key[0])
+    def _session_of(self, start: pb.Start) -> _Session:
+        epoch = self._key(start.ref)[0]
+        session = self._sessions.get(epoch)
         if session is None or session.closing or not self._open:
-            raise PeerLost(f"decode_epoch: {key[0].hex()} has no session")
+            raise PeerLost(f"decode_epoch: {epoch.hex()} has no session")
+        return session
+
+    def _start(self, session: _Session, start: pb.Start) -> PrefillJob:
+        key = self._key(start.ref)
+        session.proven.check_age(start)
         if self._memory.was_seen(key):
             raise AlreadyExists(
                 f"transfer_id: {key[1].hex()} attempt {key[2]} was started or aborted before"
@@ -264,7 +285,7 @@ class PrefillService:
         self._jobs[key] = job
         session.jobs.add(job)
         job.accept()
-        return session, job
+        return job
 
     async def _read(self, job: PrefillJob, messages: AsyncIterator[pb.ToPrefill]) -> None:
         try:
@@ -355,14 +376,18 @@ class PrefillServicer(pb_grpc.PrefillServicer):
     async def Abort(self, request: pb.TransferRef, context: Any) -> pb.TransferReport:
         """See control.proto."""
         try:
-            return self._serving().abort(request)
+            service = self._serving()
+            service.guard.check_ref("Abort", request)
+            return service.guard.sign_report("Abort", request, service.abort(request))
         except DisaggError as error:
             await rpc.abort(context, error)
 
     async def Status(self, request: pb.TransferRef, context: Any) -> pb.TransferReport:
         """See control.proto."""
         try:
-            return self._serving().status(request)
+            service = self._serving()
+            service.guard.check_ref("Status", request)
+            return service.guard.sign_report("Status", request, service.status(request))
         except DisaggError as error:
             await rpc.abort(context, error)
 

@@ -193,6 +193,12 @@ class TransferSettings:
         choices=("full", "sampled", "off"),
         roles=DISAGGREGATED,
     )
+    shared_secret_file: Path | None = setting(
+        None,
+        "file with a secret that prefill and decode share; without it they believe each other",
+        roles=DISAGGREGATED,
+        metavar="FILE",
+    )
     prefill_timeout_s: float = setting(
         5.0, "seconds to wait for a reachable prefill", above=0, roles=("decode",)
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from disagg.authentication import MIN_SECRET_BYTES
 from disagg.data_plane import DataPlane
 from disagg.digest import DigestMode
 from disagg.handshake import Endpoint
@@ -31,10 +32,11 @@ def decode_engine(
     """An engine whose prompts come from the prefills at `transfer.prefill`.
 
     Raises:
-      ConfigError: no prefill is given.
+      ConfigError: no prefill is given, or the shared secret cannot be used.
     """
     if not transfer.prefill:
         raise ConfigError("--prefill", "", "at least one HOST:PORT of a prefill server")
+    secret = _secret(transfer)
 
     def connect(loaded: LoadedModel) -> tuple[LandingHub, Sequence[PrefillLink]]:
         endpoint = _endpoint("decode", loaded, transfer)
@@ -49,7 +51,7 @@ def decode_engine(
             "landing memory: %d slabs of %.2f MB", transfer.landing_slabs, endpoint.slab_bytes / 1e6
         )
         return hub, [
-            PrefillLink(target, hub, heartbeat_s=transfer.heartbeat_s)
+            PrefillLink(target, hub, heartbeat_s=transfer.heartbeat_s, secret=secret)
             for target in transfer.prefill
         ]
 
@@ -64,7 +66,12 @@ def decode_engine(
 def prefill_engine(
     load: Loader, engine: EngineSettings, transfer: TransferSettings, shown: dict[str, str]
 ) -> PrefillEngine:
-    """An engine that computes prompts for the decodes that connect to it."""
+    """An engine that computes prompts for the decodes that connect to it.
+
+    Raises:
+      ConfigError: the shared secret cannot be used.
+    """
+    secret = _secret(transfer)
 
     def connect(loaded: LoadedModel, backend: PrefillEngine) -> PrefillService:
         endpoint = _endpoint("prefill", loaded, transfer)
@@ -77,6 +84,7 @@ def prefill_engine(
             backend,
             outbox_slabs=transfer.outbox_slabs,
             heartbeat_s=transfer.heartbeat_s,
+            secret=secret,
             trace=trace,
         )
 
@@ -95,6 +103,24 @@ def _endpoint(role: str, loaded: LoadedModel, transfer: TransferSettings) -> End
         chunk_pages=runner.chunk_pages if role == "prefill" else 0,
         digest_mode=DigestMode.parse(transfer.digest),
     )
+
+
+def _secret(transfer: TransferSettings) -> bytes | None:
+    """What the file of the shared secret holds, without the white space around it."""
+    path = transfer.shared_secret_file
+    if path is None:
+        return None
+    try:
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError("--shared-secret-file", str(path), f"a readable file ({error})") from None
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError(
+            "--shared-secret-file",
+            f"{len(secret)} bytes",
+            f"at least {MIN_SECRET_BYTES}, the same at prefill and decode",
+        )
+    return secret
 
 
 def _slab_bytes(loaded: LoadedModel, transfer: TransferSettings) -> int:

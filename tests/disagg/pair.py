@@ -309,6 +309,7 @@ class World:
         outbox_slabs: int = 3,
         chunk_pages: int = 4,
         backend: MadeUpBackend | None = None,
+        secret: bytes | None = None,
         **changes: object,
     ) -> Prefill:
         fields: dict[str, object] = {
@@ -319,7 +320,12 @@ class World:
         plane = FaultyPlane(self.planes.plane(endpoint.agent_name))
         backend = backend or MadeUpBackend()
         service = PrefillService(
-            endpoint, plane, backend, outbox_slabs=outbox_slabs, heartbeat_s=HEARTBEAT_S
+            endpoint,
+            plane,
+            backend,
+            outbox_slabs=outbox_slabs,
+            heartbeat_s=HEARTBEAT_S,
+            secret=secret,
         )
         servicer = PrefillServicer(service)
         server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
@@ -339,6 +345,7 @@ class World:
         verify_timeout_s: float = 1.0,
         quarantine_after_s: float = 0.5,
         max_grants: int = 2,
+        secret: bytes | None = None,
         **changes: object,
     ) -> Decode:
         fields: dict[str, object] = {
@@ -361,6 +368,7 @@ class World:
                 heartbeat_s=HEARTBEAT_S,
                 reconnect_s=(0.02, 0.2),
                 quarantine_after_s=quarantine_after_s,
+                secret=secret,
             )
             for target in targets
         ]

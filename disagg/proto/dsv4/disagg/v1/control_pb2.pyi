@@ -63,14 +63,30 @@ SLAB_STATE_WRITTEN: SlabState
 SLAB_STATE_FAILED: SlabState
 
 class SessionEvent(_message.Message):
-    __slots__ = ("hello", "welcome", "heartbeat")
+    __slots__ = ("hello", "welcome", "heartbeat", "challenge", "proof", "nonce", "mac")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    MAC_FIELD_NUMBER: _ClassVar[int]
     hello: Endpoint
     welcome: Endpoint
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[Endpoint, _Mapping]] = ..., welcome: _Optional[_Union[Endpoint, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    challenge: Challenge
+    proof: Proof
+    nonce: bytes
+    mac: bytes
+    def __init__(self, hello: _Optional[_Union[Endpoint, _Mapping]] = ..., welcome: _Optional[_Union[Endpoint, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., nonce: _Optional[bytes] = ..., mac: _Optional[bytes] = ...) -> None: ...
+
+class Challenge(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Proof(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence",)
@@ -161,16 +177,20 @@ class BufferLayout(_message.Message):
     def __init__(self, name: _Optional[str] = ..., component: _Optional[str] = ..., layer: _Optional[int] = ..., placement: _Optional[_Union[Placement, str]] = ..., storage_format: _Optional[str] = ..., word_dtype: _Optional[str] = ..., entry_bytes: _Optional[int] = ..., entries_per_unit: _Optional[int] = ..., unit_bytes: _Optional[int] = ..., tokens_per_unit: _Optional[int] = ..., num_units: _Optional[int] = ..., memory_kind: _Optional[str] = ..., shard: _Optional[str] = ...) -> None: ...
 
 class TransferRef(_message.Message):
-    __slots__ = ("decode_epoch", "prefill_epoch", "transfer_id", "attempt")
+    __slots__ = ("decode_epoch", "prefill_epoch", "transfer_id", "attempt", "nonce", "mac")
     DECODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     PREFILL_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    MAC_FIELD_NUMBER: _ClassVar[int]
     decode_epoch: bytes
     prefill_epoch: bytes
     transfer_id: bytes
     attempt: int
-    def __init__(self, decode_epoch: _Optional[bytes] = ..., prefill_epoch: _Optional[bytes] = ..., transfer_id: _Optional[bytes] = ..., attempt: _Optional[int] = ...) -> None: ...
+    nonce: bytes
+    mac: bytes
+    def __init__(self, decode_epoch: _Optional[bytes] = ..., prefill_epoch: _Optional[bytes] = ..., transfer_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., nonce: _Optional[bytes] = ..., mac: _Optional[bytes] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "seed")
@@ -185,24 +205,28 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class ToPrefill(_message.Message):
-    __slots__ = ("start", "grant", "ack")
+    __slots__ = ("start", "grant", "ack", "mac")
     START_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
+    MAC_FIELD_NUMBER: _ClassVar[int]
     start: Start
     grant: Grant
     ack: Ack
-    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ...) -> None: ...
+    mac: bytes
+    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., mac: _Optional[bytes] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("ref", "token_ids", "sampling")
+    __slots__ = ("ref", "token_ids", "sampling", "heard_beats")
     REF_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    HEARD_BEATS_FIELD_NUMBER: _ClassVar[int]
     ref: TransferRef
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
-    def __init__(self, ref: _Optional[_Union[TransferRef, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
+    heard_beats: int
+    def __init__(self, ref: _Optional[_Union[TransferRef, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., heard_beats: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("slab_index", "landing_index", "lease_epoch")
@@ -223,16 +247,18 @@ class Ack(_message.Message):
     def __init__(self, slab_index: _Optional[int] = ..., lease_epoch: _Optional[int] = ...) -> None: ...
 
 class ToDecode(_message.Message):
-    __slots__ = ("accepted", "demand", "slab_written", "finished")
+    __slots__ = ("accepted", "demand", "slab_written", "finished", "mac")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     DEMAND_FIELD_NUMBER: _ClassVar[int]
     SLAB_WRITTEN_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    MAC_FIELD_NUMBER: _ClassVar[int]
     accepted: Accepted
     demand: Demand
     slab_written: SlabWritten
     finished: Finished
-    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., slab_written: _Optional[_Union[SlabWritten, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+    mac: bytes
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., slab_written: _Optional[_Union[SlabWritten, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., mac: _Optional[bytes] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ("num_slabs",)
@@ -283,9 +309,11 @@ class PostedSlab(_message.Message):
     def __init__(self, slab_index: _Optional[int] = ..., landing_index: _Optional[int] = ..., lease_epoch: _Optional[int] = ..., state: _Optional[_Union[SlabState, str]] = ..., fence_rows: _Optional[bytes] = ..., fence_posted: _Optional[bool] = ...) -> None: ...
 
 class TransferReport(_message.Message):
-    __slots__ = ("state", "posted")
+    __slots__ = ("state", "posted", "mac")
     STATE_FIELD_NUMBER: _ClassVar[int]
     POSTED_FIELD_NUMBER: _ClassVar[int]
+    MAC_FIELD_NUMBER: _ClassVar[int]
     state: TransferState
     posted: _containers.RepeatedCompositeFieldContainer[PostedSlab]
-    def __init__(self, state: _Optional[_Union[TransferState, str]] = ..., posted: _Optional[_Iterable[_Union[PostedSlab, _Mapping]]] = ...) -> None: ...
+    mac: bytes
+    def __init__(self, state: _Optional[_Union[TransferState, str]] = ..., posted: _Optional[_Iterable[_Union[PostedSlab, _Mapping]]] = ..., mac: _Optional[bytes] = ...) -> None: ...

@@ -60,7 +60,8 @@ class PrefillServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Session(self, request_iterator, context):
-        """One per pair of processes, open as long as both live. Hello, Welcome, then heartbeats each way.
+        """One per pair of processes, open as long as both live. Hello, Welcome, then heartbeats each way;
+        with a shared secret Hello, Challenge, Proof, Welcome.
         Its end aborts every transfer of the pair.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
