@@ -89,18 +89,28 @@ class PrefillJob:
         """Computing has started: decode may grant the first slabs. Optional, saves a round trip."""
         self._ask_for(LOOKAHEAD)
 
-    async def send_slab(self, index: int, arrays: ComponentBytes) -> None:
+    @property
+    def takes_digests(self) -> bool:
+        """Whether `send_slab` takes digests that the backend computed."""
+        return self._outlet.digest_mode is digest.DigestMode.FULL
+
+    async def send_slab(
+        self, index: int, arrays: ComponentBytes, digests: Mapping[str, int] | None = None
+    ) -> None:
         """Sends one slab; returns when the arrays have been copied and may be reused.
 
         Args:
             index: of the slab in the plan; each one once, in order.
             arrays: all components of the slab and no others.
+            digests: of the arrays' bytes, for all components, computed where they were written;
+                then decode checks every copy since. None: digests of the copy that is sent.
 
         Raises:
-            ValueError: wrong index, components, dtypes or shapes.
+            ValueError: wrong index, components, dtypes or shapes; digests that are not taken.
             DisaggError: the attempt has ended, and why.
         """
         self._check_slab(index, arrays)
+        self._check_digests(index, digests)
         self._taken.add(index)
         self._ask_for(index + LOOKAHEAD)
         sent = await self._granted(index)
@@ -110,7 +120,9 @@ class PrefillJob:
             began = time.perf_counter()
             loop = asyncio.get_running_loop()
             rows = await run_to_end(
-                loop.run_in_executor(self._outlet.executor, lambda: self._pack(sent, piece, arrays))
+                loop.run_in_executor(
+                    self._outlet.executor, lambda: self._pack(sent, piece, arrays, digests)
+                )
             )
             self._pack_seconds += time.perf_counter() - began
             self._raise_if_ended()
@@ -159,6 +171,20 @@ class PrefillJob:
                     f"expected uint8 {segment.shape}"
                 )
 
+    def _check_digests(self, index: int, digests: Mapping[str, int] | None) -> None:
+        if digests is None:
+            return
+        if not self.takes_digests:
+            mode = self._outlet.digest_mode.name.lower()
+            raise ValueError(
+                f"slab {index}: digests: got some in digest mode {mode}, expected None"
+            )
+        expected = sorted(self.plan[index].by_component)
+        if sorted(digests) != expected:
+            raise ValueError(
+                f"slab {index}: digests: got those of {sorted(digests)}, expected of {expected}"
+            )
+
     # --- sending -------------------------------------------------------------------------------
 
     def _ask_for(self, slabs: int) -> None:
@@ -197,8 +223,14 @@ class PrefillJob:
         if self._error is not None:
             raise self._error
 
-    def _pack(self, sent: SentSlab, piece: OutboxPiece, arrays: ComponentBytes) -> list[FenceRow]:
-        """Copies the components into outbox memory and digests the copy. Runs on a thread."""
+    def _pack(
+        self,
+        sent: SentSlab,
+        piece: OutboxPiece,
+        arrays: ComponentBytes,
+        digests: Mapping[str, int] | None,
+    ) -> list[FenceRow]:
+        """Copies the components into outbox memory and makes their rows. Runs on a thread."""
         outlet = self._outlet
         with outlet.trace("disagg.pack"):
             for segment in sent.slab.segments:
@@ -212,20 +244,21 @@ class PrefillJob:
             lease_epoch=sent.grant.lease_epoch,
             digest_mode=outlet.digest_mode,
         )
-        seed = digest.sample_seed(transfer_id, sent.slab.index)
-        segments = sent.slab.by_component
-        with outlet.trace("disagg.digest"):
-            return [
-                dataclasses.replace(
-                    row,
-                    digest=digest.segment_digest(
-                        segment_view(piece.payload, segments[row.component]),
-                        outlet.digest_mode,
-                        seed,
-                    ),
-                )
-                for row in rows
-            ]
+        if digests is None:
+            with outlet.trace("disagg.digest"):
+                digests = self._digests(sent.slab, piece)
+        return [dataclasses.replace(row, digest=digests[row.component]) for row in rows]
+
+    def _digests(self, slab: Slab, piece: OutboxPiece) -> dict[str, int]:
+        """Digests of what was copied into outbox memory."""
+        seed = digest.sample_seed(self.transfer_key[1], slab.index)
+        mode = self._outlet.digest_mode
+        return {
+            segment.component: digest.segment_digest(
+                segment_view(piece.payload, segment), mode, seed
+            )
+            for segment in slab.segments
+        }
 
     async def _deliver(self, sent: SentSlab, piece: OutboxPiece) -> None:
         """Payload, then fence rows; each only if the attempt has not ended."""

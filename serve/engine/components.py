@@ -1,11 +1,13 @@
 """Pages and slots in and out of the pools: all buffers of a component as one array of bytes.
 
-Host side: grouping, checks and word types. Device side: one gather and one scatter, to be compiled.
+Host side: grouping, checks and word types. Device side, to be compiled: one gather, the digests of
+what it gathered, and one scatter.
 Knows nothing of what a component means.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 
 import jax
@@ -14,9 +16,25 @@ import numpy as np
 
 from dsv4.cache import BufferSpec
 from dsv4.model import Cache
+from pallas_kernels.digest import api as digest
+from pallas_kernels.dispatch import Implementation
 
 ComponentArrays = dict[str, np.ndarray]  # component -> uint8 [layers, units, unit_bytes]
 Components = Mapping[str, tuple[BufferSpec, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """Bytes that leave the pools together, as one slab.
+
+    Attributes:
+      arrays: component -> uint8 [layers, units, unit_bytes].
+      digests: component -> digest of its bytes as they were on the device; None where the host is
+        to compute them.
+    """
+
+    arrays: ComponentArrays
+    digests: dict[str, int] | None
 
 
 def by_component(buffers: Iterable[BufferSpec]) -> dict[str, tuple[BufferSpec, ...]]:
@@ -78,6 +96,28 @@ def export_units(components: Components, cache: Cache, ids: jax.Array) -> dict[s
             name: jnp.stack([cache[buffer.name][ids] for buffer in buffers])
             for name, buffers in components.items()
         }
+
+
+def digest_units(
+    kernels: Implementation | None, arrays: dict[str, jax.Array], begin: jax.Array, count: jax.Array
+) -> jax.Array:
+    """Digests of units [begin, begin + count) of what `export_units` yielded.
+
+    Returns:
+      uint32 [components, 2], components in order of their names; see `digests_by_name`.
+    """
+    with jax.named_scope("digest"):
+        return jnp.stack(
+            [
+                digest.digest_units(arrays[name], begin, count, implementation=kernels)
+                for name in sorted(arrays)
+            ]
+        )
+
+
+def digests_by_name(names: Iterable[str], digests: np.ndarray) -> dict[str, int]:
+    """What `digest_units` yielded for these components, as numbers."""
+    return {name: digest.to_int(pair) for name, pair in zip(sorted(names), digests, strict=True)}
 
 
 def admit_units(

@@ -23,7 +23,7 @@ from disagg.slab import Slab
 from disagg.tasks import Pacer, cancel_all
 from serve.engine.admission import AdmissionQueue, Grant
 from serve.engine.chunks import ChunkDone, run_chunks
-from serve.engine.components import ComponentArrays
+from serve.engine.components import Exported
 from serve.engine.device import DeviceThread
 from serve.engine.loaded import STALL_SECONDS, LoadedModel
 from serve.engine.request import Completion, Delta, EngineStatus, Request
@@ -195,17 +195,20 @@ class PrefillEngine:
             ):
                 token, seconds = chunk.token, seconds + chunk.seconds
                 first, last = self._completed_units(chunk)
-                pages = grant.pages[first:last]
-                arrays = await self._device.run(runner.export_pages, pages)
+                slabs = [s for s in page_slabs if first <= s.segments[0].unit_begin < last]
+                units = [(s.segments[0].unit_begin, s.segments[0].unit_end) for s in slabs]
+                parts = [(begin - first, end - first) for begin, end in units]
+                export = functools.partial(runner.export_slabs, digests=job.takes_digests)
+                exported = await self._device.run(export, grant.pages[first:last], parts)
                 if sending:
                     await sending
-                slabs = [s for s in page_slabs if first <= s.segments[0].unit_begin < last]
-                sending = asyncio.create_task(_send(job, slabs, first, arrays))
-            state = await self._device.run(runner.export_slot, grant.slot)
+                sending = asyncio.create_task(_send(job, slabs, exported))
+            export = functools.partial(runner.export_slot, digests=job.takes_digests)
+            state = await self._device.run(export, grant.slot)
             self._release(job)  # the exported copies are all that is still needed
             if sending:
                 await sending
-            await job.send_slab(state_slab.index, state)
+            await _send(job, [state_slab], [state])
         finally:
             if sending and not sending.done():
                 sending.cancel()
@@ -259,11 +262,7 @@ class PrefillEngine:
         )
 
 
-async def _send(
-    job: PrefillJob, slabs: list[Slab], first_unit: int, arrays: ComponentArrays
-) -> None:
-    """Sends the slabs of one chunk in order; `arrays` start at page ordinal `first_unit`."""
-    for slab in slabs:
-        segment = slab.segments[0]
-        part = slice(segment.unit_begin - first_unit, segment.unit_end - first_unit)
-        await job.send_slab(slab.index, {name: array[:, part] for name, array in arrays.items()})
+async def _send(job: PrefillJob, slabs: list[Slab], exported: list[Exported]) -> None:
+    """Sends slabs in order."""
+    for slab, part in zip(slabs, exported, strict=True):
+        await job.send_slab(slab.index, part.arrays, part.digests)

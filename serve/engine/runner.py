@@ -16,13 +16,17 @@ import numpy as np
 from dsv4.cache import CacheSpec, create_cache
 from dsv4.config import ModelConfig
 from dsv4.model import Cache, Model, split_model
+from pallas_kernels import target
 from pallas_kernels.dispatch import Implementation
 from serve.engine import programs
 from serve.engine.components import (
     ComponentArrays,
     Components,
+    Exported,
     admit_units,
     by_component,
+    digest_units,
+    digests_by_name,
     export_units,
     typed,
     untyped,
@@ -90,6 +94,8 @@ class Runner:
         self.decode_rows = decode_rows
         self.buckets = buckets
         self.kernels = kernels
+        # On a CPU the host is as near to the bytes, and has a thread to spare for them.
+        self.digests_on_device = kernels is not None or target.current().has_kernels
         self._drafts = spec.draft_tokens > 0
         self._paged = by_component(spec.paged())
         self._slotted = by_component(spec.slotted())
@@ -104,6 +110,7 @@ class Runner:
         self._decode = step(functools.partial(rows, self._definition, spec, kernels))
         self._export_pages = jax.jit(functools.partial(export_units, self._paged))
         self._export_slot = jax.jit(functools.partial(export_units, self._slotted))
+        self._digest = jax.jit(functools.partial(digest_units, kernels))
         self._admit_pages = step(functools.partial(admit_units, self._paged))
         self._admit_slot = step(functools.partial(admit_units, self._slotted))
 
@@ -151,13 +158,27 @@ class Runner:
     def export_pages(self, pages: Iterable[int]) -> ComponentArrays:
         """Copies at most `chunk_pages` pages of all paged components out of the pools."""
         ids = list(pages)
-        with trace("export"):
-            return self._exported(self._export_pages, ids, self.chunk_pages)
+        (exported,) = self.export_slabs(ids, [(0, len(ids))], digests=False)
+        return exported.arrays
 
-    def export_slot(self, slot: int) -> ComponentArrays:
-        """Copies one slot of all slot components out of the pools."""
+    def export_slabs(
+        self, pages: Iterable[int], parts: Iterable[tuple[int, int]], *, digests: bool
+    ) -> list[Exported]:
+        """Like `export_pages`, in the parts that travel: pages [begin, end) of the given ones.
+
+        Args:
+          digests: whether they are wanted; computed if `digests_on_device`.
+        """
         with trace("export"):
-            return self._exported(self._export_slot, [slot], 1)
+            return self._exported(
+                self._export_pages, list(pages), self.chunk_pages, parts, digests=digests
+            )
+
+    def export_slot(self, slot: int, *, digests: bool = False) -> Exported:
+        """Copies one slot of all slot components out of the pools; digests as for pages."""
+        with trace("export"):
+            (exported,) = self._exported(self._export_slot, [slot], 1, [(0, 1)], digests=digests)
+        return exported
 
     def admit_pages(self, pages: list[int], arrays: ComponentArrays) -> None:
         """Scatters verified bytes into the given pages; returns when `arrays` has been read.
@@ -197,8 +218,9 @@ class Runner:
                 rows = [DecodeRow(0, 0, (), 0, GREEDY)]
                 steps.append((f"decode, {width} pages", _call(self.decode, rows, width)))
         if export:
-            steps.append(("export pages", _call(self.export_pages, [0])))
-            steps.append(("export slot", _call(self.export_slot, 0)))
+            page = _call(self.export_slabs, [0], [(0, 1)], digests=True)
+            steps.append(("export pages", page))
+            steps.append(("export slot", _call(self.export_slot, 0, digests=True)))
         if admit:
             pages = zeros(self._paged, self.chunk_pages)
             steps.append(("admit pages", _call(self.admit_pages, [0] * self.chunk_pages, pages)))
@@ -248,12 +270,35 @@ class Runner:
             return arrays
         return *arrays, np.int32(-1 if chunk.next_token is None else chunk.next_token)
 
-    def _exported(self, program: Callable, ids: list[int], size: int) -> ComponentArrays:
+    def _exported(
+        self,
+        program: Callable,
+        ids: list[int],
+        size: int,
+        parts: Iterable[tuple[int, int]],
+        *,
+        digests: bool,
+    ) -> list[Exported]:
         if len(ids) > size:
             raise ValueError(f"ids: {len(ids)} units to export, at most {size} per call")
         padded = np.zeros(size, np.int32)
         padded[: len(ids)] = ids
-        return untyped(jax.device_get(program(self._cache, padded)), len(ids))
+        parts = list(parts)
+        arrays = program(self._cache, padded)
+        # from the same arrays that are copied, before the copy: it is checked with all that follows
+        found = [
+            self._digest(arrays, np.int32(begin), np.int32(end - begin))
+            for begin, end in (parts if digests and self.digests_on_device else ())
+        ]
+        copied, found = jax.device_get((arrays, found))
+        units = untyped(copied, len(ids))
+        return [
+            Exported(
+                {name: array[:, begin:end] for name, array in units.items()},
+                digests_by_name(units, found[i]) if found else None,
+            )
+            for i, (begin, end) in enumerate(parts)
+        ]
 
     def _admitted(
         self,
@@ -269,5 +314,5 @@ class Runner:
         jax.block_until_ready(self._cache)
 
 
-def _call(function: Callable, *args: object) -> Callable[[], object]:
-    return functools.partial(function, *args)
+def _call(function: Callable, *args: object, **options: object) -> Callable[[], object]:
+    return functools.partial(function, *args, **options)

@@ -167,7 +167,7 @@ def mtp_window(runner: Runner, prompt, cuts) -> np.ndarray:
     for begin, end in itertools.pairwise([0, *cuts, len(prompt)]):
         following = int(prompt[end]) if end < len(prompt) else None
         runner.prefill(PrefillChunk(prompt[begin:end], begin, (9, 4, 7), 3, GREEDY, following), 8)
-    rows = runner.export_slot(3)["swa_kv"][-1, 0].view(np.float32)
+    rows = runner.export_slot(3).arrays["swa_kv"][-1, 0].view(np.float32)
     return rows.reshape(runner.spec.buffers[-1].unit_shape)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from disagg.errors import PeerLost
 from disagg.prompt import Sampling
+from serve.engine.components import Exported
 from serve.engine.prefill_engine import PrefillEngine
 from tests.serve.engine.fake_runner import FakeRunner, loader
 
@@ -41,14 +42,15 @@ class FakeJob:
         self.key, self.token_ids, self.sampling = key, (3, 4, 5), Sampling()
         page = SimpleNamespace(index=0, segments=(SimpleNamespace(unit_begin=0, unit_end=1),))
         self.plan = (page, SimpleNamespace(index=1, segments=()))
+        self.takes_digests = True
         self.sent: list[int] = []
         self.ended: object = None
 
     def begin(self):
         pass
 
-    async def send_slab(self, index, arrays):
-        del arrays
+    async def send_slab(self, index, arrays, digests):
+        del arrays, digests
         self.sent.append(index)
 
     def finish(self, first_token, prefill_seconds):
@@ -60,13 +62,13 @@ class FakeJob:
 
 
 class ExportingRunner(FakeRunner):
-    def export_pages(self, pages):
-        del pages
-        return {}
+    def export_slabs(self, pages, parts, *, digests):
+        del pages, digests
+        return [Exported({}, None) for _ in parts]
 
-    def export_slot(self, slot):
-        del slot
-        return {}
+    def export_slot(self, slot, *, digests):
+        del slot, digests
+        return Exported({}, None)
 
 
 @asynccontextmanager

@@ -59,7 +59,7 @@ def copy_cache(source, pages, slot, target, target_pages, target_slot):
     for begin in range(0, len(pages), source.chunk_pages):
         part = slice(begin, begin + source.chunk_pages)
         target.admit_pages(list(target_pages[part]), source.export_pages(pages[part]))
-    target.admit_slot(target_slot, source.export_slot(slot))
+    target.admit_slot(target_slot, source.export_slot(slot).arrays)
 
 
 @pytest.mark.parametrize("length", [1, 127, 128, 256, 257, 600])
@@ -105,7 +105,7 @@ def test_a_chunk_size_that_is_no_multiple_of_the_page_is_refused(loaded):
 
 
 def test_bytes_of_the_wrong_shape_are_not_admitted(runner):
-    arrays = runner.export_slot(1)
+    arrays = runner.export_slot(1).arrays
     arrays["swa_kv"] = arrays["swa_kv"][:, :, :-4]
     with pytest.raises(ValueError, match="swa_kv"):
         runner.admit_slot(1, arrays)
