@@ -356,6 +356,12 @@ failed, and 2 if deployment and control can't be compared.
         metavar="S",
         help="seconds for a control to start, default 1800",
     )
+    parser.add_argument(
+        "--no-pages",
+        dest="pages",
+        action="store_false",
+        help="compare tokens alone, not the bytes of the cache",
+    )
     parser.add_argument("--json", metavar="FILE", help="writes the report, all findings included")
 
 

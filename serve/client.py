@@ -83,6 +83,7 @@ class Client:
         *,
         request_id: str | None = None,
         deadline_s: float | None = None,
+        page_digests: bool = False,
         on_text: Callable[[str], None] | None = None,
     ) -> Result:
         """Sends one request and collects its stream.
@@ -91,6 +92,7 @@ class Client:
           prompt, sampling: what to generate.
           request_id: minted by the server if None.
           deadline_s: seconds; becomes the deadline of the request.
+          page_digests: have the terminal message carry digests of the pages it filled.
           on_text: gets each piece of text as it arrives.
         """
         tokens: list[int] = []
@@ -104,6 +106,7 @@ class Client:
 
         try:
             request = _request(prompt, sampling, request_id)
+            _ask_for_digests(request, page_digests)
         except (ValueError, TypeError) as failure:  # does not fit the message: never sent
             return Result((), "", error=ErrorReport("INVALID_ARGUMENT", str(failure)))
         complete, error = await _read(self._generate.Generate(request, timeout=deadline_s), take)
@@ -116,6 +119,7 @@ class Client:
         *,
         request_id: str | None = None,
         deadline_s: float | None = None,
+        page_digests: bool = False,
         on_delta: Callable[[pb.ChatDelta], None] | None = None,
     ) -> ChatResult:
         """Sends one conversation and collects the answer.
@@ -125,7 +129,7 @@ class Client:
             text of that.
           sampling: how to answer.
           request_id: minted by the server if None.
-          deadline_s: seconds; becomes the deadline of the request.
+          deadline_s, page_digests: as for `generate`.
           on_delta: gets each part of the answer as it arrives.
         """
         deltas: list[pb.ChatDelta] = []
@@ -137,6 +141,7 @@ class Client:
 
         try:
             request = _chat_request(conversation, sampling, request_id)
+            _ask_for_digests(request, page_digests)
         except (ValueError, TypeError) as failure:  # does not fit the message: never sent
             return ChatResult((), "", "", error=ErrorReport("INVALID_ARGUMENT", str(failure)))
         complete, error = await _read(self._generate.Chat(request, timeout=deadline_s), take)
@@ -247,6 +252,11 @@ def _chat_request(
         raise ValueError(f"conversation: {error}") from None
     _set_sampling(request.sampling, sampling)
     return request
+
+
+def _ask_for_digests(message: pb.GenerateRequest | pb.ChatRequest, wanted: bool) -> None:
+    if wanted:
+        message.page_digests = True
 
 
 def _set_sampling(message: pb.SamplingParams, sampling: Sampling) -> None:

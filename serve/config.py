@@ -144,6 +144,12 @@ class EngineSettings:
         choices=("auto", "reference", "pallas"),
     )
     max_queue: int = setting(1024, "waiting requests before RESOURCE_EXHAUSTED", minimum=1)
+    verify_pages_s: float = setting(
+        0.0,
+        "seconds between looks at the cache pages of running requests for changed bytes; 0 = never",
+        minimum=0,
+        roles=("decode", "local"),
+    )
     compile_cache: Path = setting(
         lambda: user_cache_dir() / "compile", "folder that keeps compiled programs", metavar="DIR"
     )

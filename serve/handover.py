@@ -59,8 +59,16 @@ def decode_engine(
         connect,
         prefill_timeout_s=transfer.prefill_timeout_s,
         max_attempts=transfer.max_attempts,
+        watches_pages=engine.verify_pages_s > 0,
     )
-    return GenerateEngine("decode", load, prefiller, max_waiting=engine.max_queue, settings=shown)
+    return GenerateEngine(
+        "decode",
+        load,
+        prefiller,
+        max_waiting=engine.max_queue,
+        settings=shown,
+        verify_pages_s=engine.verify_pages_s,
+    )
 
 
 def prefill_engine(

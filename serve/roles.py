@@ -60,7 +60,12 @@ def build_engine(
     shown = _shown(engine, transfer)
     if role == "local":
         return GenerateEngine(
-            role, load, LocalPrefiller(), max_waiting=engine.max_queue, settings=shown
+            role,
+            load,
+            LocalPrefiller(),
+            max_waiting=engine.max_queue,
+            settings=shown,
+            verify_pages_s=engine.verify_pages_s,
         )
     from serve import handover  # `local` needs no NIXL
 
@@ -117,13 +122,15 @@ def _loader(
             compute_dtype=dtype,
             layout=table,
             max_context=max_context,
-            warm_up=functools.partial(_warm_up, role, runner, progress),
+            warm_up=functools.partial(
+                _warm_up, role, runner, progress, watches_pages=settings.verify_pages_s > 0
+            ),
         )
 
     return load
 
 
-def _warm_up(role: str, runner: Runner, progress: Progress) -> None:
+def _warm_up(role: str, runner: Runner, progress: Progress, *, watches_pages: bool) -> None:
     """Compiles and runs every program the role will use, so that no request waits for a compile.
 
     Raises:
@@ -132,7 +139,7 @@ def _warm_up(role: str, runner: Runner, progress: Progress) -> None:
     steps = runner.warm_up_steps(
         prefill=role != "decode",
         decode=role != "prefill",
-        export=role == "prefill",
+        export=role == "prefill" or watches_pages,
         admit=role == "decode",
     )
     with progress.stage("compile and warm up", len(steps)) as stage:

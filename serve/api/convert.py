@@ -21,7 +21,7 @@ from serve.engine.request import (
 )
 
 API_VERSION = "v1"
-CAPABILITIES = ("generate.text", "generate.token_ids", "chat", "abort", "profile")
+CAPABILITIES = ("generate.text", "generate.token_ids", "chat", "abort", "profile", "page_digests")
 _SAMPLING_SCALARS = ("temperature", "top_k", "top_p", "seed", "max_tokens", "ignore_eos")
 _FINISH_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -122,6 +122,10 @@ def _complete_to_proto(event: Completion, request_id: str) -> pb.Complete:
         ),
         sampling=sampling_to_proto(event.sampling),
         transfer=_transfer_to_proto(event.transfer) if event.transfer else None,
+        page_digests=[
+            pb.PageDigest(page=page, component=component, digest=digest)
+            for (page, component), digest in sorted((event.page_digests or {}).items())
+        ],
     )
     if isinstance(event.matched_stop, str):
         complete.stop_string = event.matched_stop
@@ -167,6 +171,8 @@ def status_to_proto(status: EngineStatus, version: str) -> pb.ServerInfoResponse
         requests_failed=status.requests_failed,
         drafts_proposed=status.drafts_proposed,
         drafts_accepted=status.drafts_accepted,
+        pages_swept=status.pages_swept,
+        pages_damaged=status.pages_damaged,
         leases=status.leases,
         peers=status.peers,
         health=status.health,

@@ -37,7 +37,9 @@ class GenerateService(pb_grpc.GenerateServicer):
             sampling = convert.sampling_of(request.sampling)
             if isinstance(prompt, str):
                 prompt = await self._encode(prompt)
-            return Request(request_id, prompt, sampling, deadline)
+            return Request(
+                request_id, prompt, sampling, deadline, page_digests=request.page_digests
+            )
 
         await stream_request(self._front, request, context, prepare, convert.event_to_proto)
 
@@ -54,7 +56,14 @@ class GenerateService(pb_grpc.GenerateServicer):
             context_limit = self._front.engine.status().max_context
             read = functools.partial(read_conversation, text, tokenizer, settings, context_limit)
             prompt = read() if len(text) <= INLINE_ENCODE_CHARS else await asyncio.to_thread(read)
-            return Request(request_id, prompt.token_ids, sampling, deadline, prompt.format)
+            return Request(
+                request_id,
+                prompt.token_ids,
+                sampling,
+                deadline,
+                prompt.format,
+                page_digests=request.page_digests,
+            )
 
         await stream_request(self._front, request, context, prepare, convert.chat_event_to_proto)
 

@@ -12,6 +12,7 @@ CLEAN, CORRUPTED, INCOMPLETE = 0, 1, 3
 """Exit statuses; 2 is a bad flag, as for every command."""
 
 SHOWN = 10
+PAGES_SHOWN = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,7 @@ class AuditReport:
       verdicts: one per session and round.
       control_bad_calls: faulty tool calls of the control, which are the model's own.
       tokens: tokens compared.
+      pages: digests of pages compared, one per page and component.
       calls: tool calls of the deployment.
       seconds: duration of the deployment's part.
     """
@@ -37,6 +39,7 @@ class AuditReport:
     verdicts: Sequence[Verdict]
     control_bad_calls: int
     tokens: int
+    pages: int
     calls: int
     seconds: float
 
@@ -46,13 +49,13 @@ class AuditReport:
     @property
     def status(self) -> int:
         """The exit status: a difference weighs more than a failure."""
-        if self._of("different"):
+        if self._of("different") or self._of("damaged"):
             return CORRUPTED
         return INCOMPLETE if self._of("failed") else CLEAN
 
     def to_json(self) -> dict[str, Any]:
         """One JSON object; the rate is None if no session was answered by both."""
-        different, failed = self._of("different"), self._of("failed")
+        different, failed = self._of("different") + self._of("damaged"), self._of("failed")
         compared = len(self.verdicts) - len(failed)
         bounds = confidence_interval(len(different), compared) if compared else None
         return {
@@ -63,9 +66,11 @@ class AuditReport:
             "seed": self.seed,
             "compared": compared,
             "identical": len(self._of("identical")),
-            "different": len(different),
+            "different": len(self._of("different")),
+            "damaged": len(self._of("damaged")),
             "failed": len(failed),
             "tokens_compared": self.tokens,
+            "page_digests_compared": self.pages,
             "tool_calls": self.calls,
             "bad_tool_calls": sum(bool(v.bad_calls) for v in self.verdicts),
             "control_bad_tool_calls": self.control_bad_calls,
@@ -89,6 +94,8 @@ class AuditReport:
             f"{self.calls} tool calls",
             f"identical  {found['identical']}",
             f"different  {found['different']}",
+            f"damaged    {found['damaged']} with the same tokens over another cache "
+            f"({self.pages} digests of pages compared)",
             f"failed     {found['failed']}",
         ]
         if found["bad_tool_calls"] or found["control_bad_tool_calls"]:
@@ -123,6 +130,13 @@ def _explain(verdict: Verdict) -> list[str]:
             f"{verdict.session}: differs from token {at.index} on ({drawn}; position "
             f"{at.position}, page {at.page}): {_token(at.deployed)}, control {_token(at.control)}"
         )
+    for other in verdict.pages[:PAGES_SHOWN]:
+        lines.append(
+            f"{verdict.session}: page {other.page}, {other.component}: digest "
+            f"{other.deployed:016x}, control {other.control:016x}"
+        )
+    if verdict.difference is not None and not verdict.pages:
+        lines.append(f"{verdict.session}: no complete page before that token differs")
     if verdict.error is not None:
         lines.append(f"{verdict.session}: {verdict.error}")
     lines += [f"{verdict.session}: {bad}" for bad in verdict.bad_calls]

@@ -36,6 +36,7 @@ class Answer:
       calls: complete tool calls.
       problems: what the server reported as markup that gave no call.
       error: "CODE: message" if the request failed.
+      pages: (ordinal, component) -> digest of each page that the request filled.
     """
 
     prompt_tokens: int
@@ -44,6 +45,7 @@ class Answer:
     calls: tuple[Call, ...] = ()
     problems: tuple[str, ...] = ()
     error: str | None = None
+    pages: dict[tuple[int, str], int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +67,33 @@ class Difference:
 
 
 @dataclasses.dataclass(frozen=True)
+class PageDifference:
+    """A page whose bytes differ although all tokens in it are the same."""
+
+    page: int
+    component: str
+    deployed: int
+    control: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Verdict:
-    """One session of one round: "identical", "different" or "failed"."""
+    """One session of one round.
+
+    Attributes:
+      session: its name.
+      outcome: "identical"; "different": a token differs; "damaged": no token differs, but bytes of
+        the cache do; "failed": one of the two requests failed.
+      difference: of the tokens.
+      pages: those that differ, up to the first token that does, in order.
+      error: of a failed request.
+      bad_calls: see `bad_calls`.
+    """
 
     session: str
     outcome: str
     difference: Difference | None = None
+    pages: tuple[PageDifference, ...] = ()
     error: str | None = None
     bad_calls: tuple[str, ...] = ()
 
@@ -91,6 +114,20 @@ def first_difference(deployed: Answer, control: Answer, page_tokens: int) -> Dif
         ours[index] if index < len(ours) else None,
         theirs[index] if index < len(theirs) else None,
     )
+
+
+def page_differences(
+    deployed: Answer, control: Answer, difference: Difference | None, page_tokens: int
+) -> tuple[PageDifference, ...]:
+    """Pages known of both answers that differ although all their tokens are the same."""
+    found: list[PageDifference] = []
+    for page, component in sorted(deployed.pages.keys() & control.pages.keys()):
+        if difference is not None and (page + 1) * page_tokens > difference.position:
+            continue
+        ours, theirs = deployed.pages[page, component], control.pages[page, component]
+        if ours != theirs:
+            found.append(PageDifference(page, component, ours, theirs))
+    return tuple(found)
 
 
 def bad_calls(answer: Answer, tools: Sequence[dict[str, Any]]) -> tuple[str, ...]:
@@ -134,9 +171,9 @@ def judge(
         return Verdict(session, "failed", error=f"{where}: {deployed.error or control.error}")
     bad = bad_calls(deployed, tools) if tools else ()
     difference = first_difference(deployed, control, page_tokens)
-    if difference is None:
-        return Verdict(session, "identical", bad_calls=bad)
-    return Verdict(session, "different", difference, bad_calls=bad)
+    pages = page_differences(deployed, control, difference, page_tokens)
+    outcome = "different" if difference else "damaged" if pages else "identical"
+    return Verdict(session, outcome, difference, pages, bad_calls=bad)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import Any
 
 import grpc
 
+from serve.api.proto.dsv4.generate.v1 import generate_pb2 as pb
 from serve.api.status import read_error
 from serve.audit.control import Mismatch, check_control, control_arguments, numerics_of
 from serve.audit.report import AuditReport
@@ -133,6 +134,7 @@ class _Audit:
             verdicts=verdicts,
             control_bad_calls=_with_bad_calls(sessions, truth),
             tokens=sum(len(answer.token_ids) for answer in flat),
+            pages=sum(len(answer.pages) for answer in flat),
             calls=sum(len(answer.calls) for answer in flat),
             seconds=seconds,
         )
@@ -162,10 +164,19 @@ class _Audit:
         deadline_s = self._options.timeout
         if session.conversation is not None:
             return _of_chat(
-                await client.chat(session.conversation, self._sampling, deadline_s=deadline_s)
+                await client.chat(
+                    session.conversation,
+                    self._sampling,
+                    deadline_s=deadline_s,
+                    page_digests=self._options.pages,
+                )
             )
         prompt = Prompt(text=session.text)
-        return _of_text(await client.generate(prompt, self._sampling, deadline_s=deadline_s))
+        return _of_text(
+            await client.generate(
+                prompt, self._sampling, deadline_s=deadline_s, page_digests=self._options.pages
+            )
+        )
 
 
 def _with_bad_calls(sessions: Sequence[AuditSession], answers: Sequence[Answer]) -> int:
@@ -176,7 +187,12 @@ def _with_bad_calls(sessions: Sequence[AuditSession], answers: Sequence[Answer])
 def _of_text(result: Result) -> Answer:
     if result.complete is None:
         return Answer(0, result.token_ids, error=_failure(result))
-    return Answer(result.complete.usage.prompt_tokens, result.token_ids, result.text)
+    return Answer(
+        result.complete.usage.prompt_tokens,
+        result.token_ids,
+        result.text,
+        pages=_pages(result.complete),
+    )
 
 
 def _of_chat(result: ChatResult) -> Answer:
@@ -188,7 +204,12 @@ def _of_chat(result: ChatResult) -> Answer:
         result.content,
         tuple(Call(call.name, call.arguments) for call in result.tool_calls),
         tuple(f"{problem.flaw}: {problem.detail}" for problem in result.problems),
+        pages=_pages(result.complete),
     )
+
+
+def _pages(complete: pb.Complete) -> dict[tuple[int, str], int]:
+    return {(one.page, one.component): one.digest for one in complete.page_digests}
 
 
 def _failure(result: Result | ChatResult) -> str:

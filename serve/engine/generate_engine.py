@@ -14,13 +14,15 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
-from disagg.errors import Cancelled, DeadlineExceeded, DisaggError, PeerLost
+from disagg.errors import Cancelled, DataLoss, DeadlineExceeded, DisaggError, PeerLost
+from disagg.tasks import cancel_all
 from serve.engine.admission import AdmissionQueue
 from serve.engine.batching import plan_round
 from serve.engine.buckets import bucket_for
 from serve.engine.device import DeviceThread
 from serve.engine.loaded import STALL_SECONDS, LoadedModel
 from serve.engine.output import Finish, OutputStream
+from serve.engine.page_watch import PageDigests, PageReader, merge
 from serve.engine.prefiller import Prefilled, Prefiller
 from serve.engine.request import (
     Completion,
@@ -49,6 +51,8 @@ class GenerateEngine:
       prefiller: where prompts are computed.
       max_waiting: requests that may queue for memory.
       settings: effective settings, shown by ServerInfo.
+      verify_pages_s: seconds between looks at all pages of running requests for bytes that have
+        changed; 0 = never.
     """
 
     def __init__(
@@ -59,8 +63,10 @@ class GenerateEngine:
         *,
         max_waiting: int,
         settings: dict[str, str],
+        verify_pages_s: float = 0.0,
     ) -> None:
         self._role = role
+        self._verify_pages_s = verify_pages_s
         self._load = load
         self._prefiller = prefiller
         self._max_waiting = max_waiting
@@ -72,7 +78,8 @@ class GenerateEngine:
         self._running: dict[str, Sequence] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
-        self._loop_task: asyncio.Task[None] | None = None
+        self._loops: list[asyncio.Task[None]] = []
+        self._pages: PageReader | None = None
         self._draining = self._stopping = False
         self._failure: Exception | None = None
         self._counters = Counters()
@@ -88,7 +95,10 @@ class GenerateEngine:
         )
         await self._prefiller.start(loaded, self._device)
         self._loaded = loaded
-        self._loop_task = asyncio.create_task(self._decode_loop(), name="decode-loop")
+        self._pages = PageReader(runner, self._device)
+        self._loops = [asyncio.create_task(self._decode_loop(), name="decode-loop")]
+        if self._verify_pages_s:
+            self._loops.append(asyncio.create_task(self._sweep_loop(), name="sweep-loop"))
 
     async def drain(self) -> None:
         self._draining = True
@@ -101,9 +111,7 @@ class GenerateEngine:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        if self._loop_task:
-            self._loop_task.cancel()
-            await asyncio.wait([self._loop_task])
+        await cancel_all(self._loops)
         await self._prefiller.stop()
         self._device.close()
 
@@ -196,6 +204,7 @@ class GenerateEngine:
         )
         if self._failure is not None:  # the decode loop has ended; nobody would step the request
             raise DisaggError(f"engine: device error: {self._failure}")
+        sequence.page_digests = prefilled.page_digests
         finish = self._deliver(sequence, prefilled.first_token)
         if finish is None:
             self._running[sequence.request.request_id] = sequence
@@ -203,6 +212,8 @@ class GenerateEngine:
             finish = await sequence.decoded
         if isinstance(finish, DisaggError):
             raise finish
+        if sequence.request.page_digests:
+            self._compare_pages(sequence, await self._read_pages(sequence))
         return self._completion(sequence, prefilled, finish, granted_at)
 
     def _completion(
@@ -222,6 +233,7 @@ class GenerateEngine:
             ),
             sequence.request.sampling,
             prefilled.transfer,
+            sequence.page_digests if sequence.request.page_digests else None,
         )
 
     def _deliver(self, sequence: Sequence, token: int) -> Finish | DisaggError | None:
@@ -331,6 +343,49 @@ class GenerateEngine:
         if self._loaded is None:
             raise RuntimeError("engine used before start()")
         return self._loaded.runner
+
+    # --- pages at rest -------------------------------------------------------------------------
+
+    async def _sweep_loop(self) -> None:
+        """Looks at the pages of every running request, now and then."""
+        while self._failure is None:
+            await asyncio.sleep(self._verify_pages_s)
+            for sequence in list(self._running.values()):
+                try:
+                    found = await self._read_pages(sequence)
+                except Exception as error:
+                    log.exception("reading pages failed")
+                    self._stop_for(error)
+                    return
+                if not self._is_running(sequence):
+                    continue  # it ended meanwhile, and its pages may be another's
+                try:
+                    self._compare_pages(sequence, found)
+                except DataLoss as error:
+                    log.error("request %s: %s", sequence.request.request_id, error)
+                    self._end(sequence, error)
+
+    async def _read_pages(self, sequence: Sequence) -> PageDigests:
+        """Digests of the pages that a request has filled."""
+        if self._pages is None or sequence.grant is None:
+            return {}
+        complete = self._pages.complete_pages(sequence.position)
+        return await self._pages.read(sequence.grant.pages[:complete])
+
+    def _compare_pages(self, sequence: Sequence, found: PageDigests) -> None:
+        """Remembers digests of pages not looked at before.
+
+        Raises:
+          DataLoss: a page is not as it was.
+        """
+        damaged = merge(sequence.page_digests, found)
+        self._counters.pages_swept += len({page for page, _ in found})
+        self._counters.pages_damaged += len({page for page, _ in damaged})
+        if damaged:
+            raise DataLoss(
+                "pages: changed after they were written: "
+                + ", ".join(f"{component} of page {page}" for page, component in damaged[:4])
+            )
 
     # --- status --------------------------------------------------------------------------------
 

@@ -8,25 +8,31 @@ a prefill process. Everything after that is the same code.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from serve.engine.admission import Grant
 from serve.engine.chunks import run_chunks
 from serve.engine.device import DeviceThread
 from serve.engine.loaded import LoadedModel
+from serve.engine.page_watch import PageDigests
 from serve.engine.request import Request, TransferStats
 from serve.engine.rows import RowSampling
 
 
 @dataclass(frozen=True)
 class Prefilled:
-    """The prompt's cache is in place and its first token is drawn."""
+    """The prompt's cache is in place and its first token is drawn.
+
+    `page_digests` are those of the bytes that complete pages were admitted from; empty where pages
+    are computed here, or not watched.
+    """
 
     first_token: int
     prefill_seconds: float
     transfer_seconds: float = 0.0
     transfer: TransferStats | None = None
+    page_digests: PageDigests = field(default_factory=dict)
 
 
 class Prefiller(Protocol):

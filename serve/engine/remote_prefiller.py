@@ -15,13 +15,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from disagg.errors import DataLoss, DisaggError, LayoutMismatch, PeerLost, WrongRole
+from disagg.errors import (
+    DataLoss,
+    DisaggError,
+    LayoutMismatch,
+    PeerLost,
+    Unauthenticated,
+    WrongRole,
+)
 from disagg.receiver import FetchRequest, FetchResult, LandingHub, PrefillLink, Sampling
 from disagg.slab import Slab, segment_view
-from disagg.tasks import cancel_all
+from disagg.tasks import cancel_all, run_to_end
 from serve.engine.admission import Grant
 from serve.engine.device import DeviceThread
 from serve.engine.loaded import LoadedModel
+from serve.engine.page_watch import PageDigests, digests_of
 from serve.engine.prefiller import Prefilled
 from serve.engine.request import Request, TransferStats
 from serve.engine.rows import RowSampling
@@ -37,6 +45,7 @@ class RemotePrefiller:
       connect: makes the landing memory and one link per prefill address, for the loaded model.
       prefill_timeout_s: how long a request waits for a prefill to be reachable.
       max_attempts: tries per request.
+      watches_pages: digests of admitted pages are wanted.
     """
 
     def __init__(
@@ -45,8 +54,10 @@ class RemotePrefiller:
         *,
         prefill_timeout_s: float,
         max_attempts: int,
+        watches_pages: bool = False,
     ) -> None:
         self._connect = connect
+        self._watches_pages = watches_pages
         self._prefill_timeout_s = prefill_timeout_s
         self._max_attempts = max_attempts
         self._links: Sequence[PrefillLink] = ()
@@ -71,7 +82,10 @@ class RemotePrefiller:
             token_ids=request.token_ids,
             sampling=Sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed),
         )
-        sink = _PoolSink(self._runner, self._device, grant)
+        complete = len(request.token_ids) // self._runner.spec.page_tokens
+        sink = _PoolSink(
+            self._runner, self._device, grant, watched=complete if self._watches_pages else 0
+        )
         loop = asyncio.get_running_loop()
         started = loop.time()
         for attempt in range(1, self._max_attempts + 1):
@@ -91,6 +105,7 @@ class RemotePrefiller:
                 result.prefill_seconds,
                 loop.time() - started,
                 self._stats(link, result, grant, len(request.token_ids)),
+                sink.page_digests,
             )
         raise PeerLost("prefill: no attempt was made")
 
@@ -113,7 +128,7 @@ class RemotePrefiller:
         """Why no prefill is ready: the one refusal if none of them fits, else that all are away."""
         refusals = [link.refusal for link in self._links if link.refusal is not None]
         if len(refusals) == len(self._links) and isinstance(
-            refusals[0], LayoutMismatch | WrongRole
+            refusals[0], LayoutMismatch | WrongRole | Unauthenticated
         ):
             return refusals[0]
         states = ", ".join(f"{link.target}: {link.refusal or link.state}" for link in self._links)
@@ -147,10 +162,15 @@ class RemotePrefiller:
 
 
 class _PoolSink:
-    """Scatters acknowledged slabs into one request's pages and slot."""
+    """Scatters acknowledged slabs into one request's pages and slot.
 
-    def __init__(self, runner: Runner, device: DeviceThread, grant: Grant) -> None:
+    Takes digests of the first `watched` pages from the verified bytes.
+    """
+
+    def __init__(self, runner: Runner, device: DeviceThread, grant: Grant, watched: int) -> None:
         self._runner, self._device, self._grant = runner, device, grant
+        self._watched = watched
+        self.page_digests: PageDigests = {}
 
     async def admit(self, slab: Slab, memory: np.ndarray) -> None:
         """Returns when every byte of `memory` (uint8, the slab) has been read."""
@@ -159,4 +179,7 @@ class _PoolSink:
             await self._device.run(self._runner.admit_slot, self._grant.slot, arrays)
             return
         begin, end = slab.segments[0].unit_begin, slab.segments[0].unit_end
+        if begin < self._watched:
+            some = {name: array[:, : self._watched - begin] for name, array in arrays.items()}
+            self.page_digests |= await run_to_end(asyncio.to_thread(digests_of, some, begin))
         await self._device.run(self._runner.admit_pages, list(self._grant.pages[begin:end]), arrays)

@@ -107,6 +107,7 @@ class Request:
       deadline: absolute `time.monotonic()` seconds after which the request fails, or None.
       chat: set if the prompt is a conversation; its answer is then read as reasoning, content and
         tool calls, and stop strings are looked for in the content.
+      page_digests: the completion carries digests of the pages that the request filled.
     """
 
     request_id: str
@@ -114,6 +115,7 @@ class Request:
     sampling: SamplingParams
     deadline: float | None = None
     chat: ChatFormat | None = None
+    page_digests: bool = False
 
     def validate(self, *, vocab_size: int, max_context: int) -> None:
         """Raises InvalidField unless the engine can serve the request.
@@ -234,7 +236,8 @@ class Completion:
     """The one terminal answer of a request that ended well.
 
     `matched_stop` is the stop string or token id that ended it, None for LENGTH.
-    `sampling` are the parameters in force, seed included.
+    `sampling` are the parameters in force, seed included. `page_digests` are those of all pages
+    that tokens filled, by ordinal of the page and component, if the request asked for them.
     """
 
     finish_reason: FinishReason
@@ -243,6 +246,7 @@ class Completion:
     timing: Timing
     sampling: SamplingParams
     transfer: TransferStats | None = None
+    page_digests: dict[tuple[int, str], int] | None = None
 
 
 @dataclass(frozen=True)
@@ -266,6 +270,8 @@ class EngineStatus:
     requests_failed: int
     drafts_proposed: int  # draft tokens that were verified, since start-up
     drafts_accepted: int  # those of them that were the token drawn
+    pages_swept: int  # pages whose bytes were compared with earlier digests of them
+    pages_damaged: int  # those of them that had changed
     leases: dict[str, int]  # landing slots by state at decode, outbox slabs by state at prefill
     peers: dict[str, str]  # address -> state of the link
     health: dict[str, bool]  # grpc health service name -> serving

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from disagg.errors import DisaggError
 from serve.engine.admission import Grant
 from serve.engine.output import Finish, OutputStream
+from serve.engine.page_watch import PageDigests
 from serve.engine.request import Completion, Delta, Request
 from serve.engine.rows import DecodeRow, RowSampling
 
@@ -22,6 +23,7 @@ class Sequence:
 
     Attributes:
       draft: the token that is likely to follow `last_token`, or None.
+      page_digests: what is known of the pages it filled.
     """
 
     request: Request
@@ -39,6 +41,7 @@ class Sequence:
     last_token: int = -1
     draft: int | None = None
     first_token_at: float = 0.0
+    page_digests: PageDigests = field(default_factory=dict)
 
     @property
     def position(self) -> int:

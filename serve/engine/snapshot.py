@@ -11,12 +11,14 @@ from serve.engine.request import EngineStatus
 
 @dataclass
 class Counters:
-    """Requests (jobs at a prefill) and draft tokens since start-up."""
+    """Requests (jobs at a prefill), draft tokens and verified pages since start-up."""
 
     finished: int = 0
     failed: int = 0
     drafts_proposed: int = 0
     drafts_accepted: int = 0
+    pages_swept: int = 0
+    pages_damaged: int = 0
 
 
 def snapshot(
@@ -52,6 +54,8 @@ def snapshot(
         requests_failed=counters.failed,
         drafts_proposed=counters.drafts_proposed,
         drafts_accepted=counters.drafts_accepted,
+        pages_swept=counters.pages_swept,
+        pages_damaged=counters.pages_damaged,
         leases=leases,
         peers=peers,
         health=health,

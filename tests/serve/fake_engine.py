@@ -41,6 +41,7 @@ class FakeEngine:
       seen: every request, in order of arrival.
       in_flight: ids between the first `anext` and the end of the iterator.
       health: goes into the status.
+      page_digests: those of every request that asks.
     """
 
     role: str = "local"
@@ -54,6 +55,7 @@ class FakeEngine:
     script: tuple[int, ...] = ()
     tokenizer: Tokenizer | None = field(default_factory=ByteTokenizer)
     max_context: int = MAX_CONTEXT
+    page_digests: dict[tuple[int, str], int] = field(default_factory=dict)
     ready: bool = False
     draining: bool = False
 
@@ -110,7 +112,12 @@ class FakeEngine:
             if finish is not None:
                 usage = Usage(len(request.token_ids), len(output.token_ids))
                 yield Completion(
-                    finish.reason, finish.matched_stop, usage, Timing(), request.sampling
+                    finish.reason,
+                    finish.matched_stop,
+                    usage,
+                    Timing(),
+                    request.sampling,
+                    page_digests=self._digests_for(request),
                 )
                 return
         raise ValueError("the script ends before the request does")
@@ -129,7 +136,11 @@ class FakeEngine:
             Timing(queue=0.5, total=1.5),
             replace(request.sampling, seed=request.sampling.seed or 7),
             TransferStats("127.0.0.1:1", 1, 2, 3, {"c4_kv": 4096}, 5, 6),
+            self._digests_for(request),
         )
+
+    def _digests_for(self, request: Request) -> dict[tuple[int, str], int] | None:
+        return self.page_digests if request.page_digests else None
 
     def status(self) -> EngineStatus:
         return EngineStatus(
@@ -150,6 +161,8 @@ class FakeEngine:
             requests_failed=0,
             drafts_proposed=9,
             drafts_accepted=5,
+            pages_swept=7,
+            pages_damaged=0,
             leases={"free": 3},
             peers={"127.0.0.1:1": "connected"},
             health=self.health,

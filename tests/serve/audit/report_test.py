@@ -5,15 +5,16 @@ import json
 import pytest
 
 from serve.audit.report import CLEAN, CORRUPTED, INCOMPLETE, AuditReport
-from serve.audit.verdict import Difference, Verdict
+from serve.audit.verdict import Difference, PageDifference, Verdict
 
 SAME = Verdict("a", "identical")
 OTHER = Verdict("b", "different", Difference(3, 300, 1, 5, None))
+HURT = Verdict("d", "damaged", pages=(PageDifference(1, "index_k", 10, 11),))
 LOST = Verdict("c", "failed", error="deployment: UNAVAILABLE: gone")
 
 
 def report(*verdicts, **more):
-    fields = {"control_bad_calls": 0, "tokens": 99, "calls": 2, "seconds": 1.5, **more}
+    fields = {"control_bad_calls": 0, "tokens": 99, "pages": 12, "calls": 2, "seconds": 1.5, **more}
     return AuditReport("d:1", "c:1", len(verdicts), 1, 0, verdicts, **fields)
 
 
@@ -23,6 +24,7 @@ def report(*verdicts, **more):
         ((SAME, SAME), CLEAN, "clean"),
         ((SAME, LOST), INCOMPLETE, "incomplete"),
         ((SAME, LOST, OTHER), CORRUPTED, "corrupted"),
+        ((SAME, HURT), CORRUPTED, "corrupted"),
         ((LOST,), INCOMPLETE, "no answer could be compared"),
     ],
 )
@@ -43,6 +45,7 @@ def test_the_first_difference_is_said_with_its_place():
     assert (
         "b: differs from token 3 on (drawn by decode; position 300, page 1): 5, control has" in text
     )
+    assert "no complete page before that token differs" in text
     assert "corruption rate 100.00 %, at 95 % confidence between 5.00 % and 100.00 %" in text
 
 
@@ -58,3 +61,10 @@ def test_bad_calls_are_shown_for_both_sides_and_do_not_change_the_status():
     assert found.status == CLEAN
     assert "bad calls  1 answers of the deployment, 1 of the control" in found.render()
     assert "t: nope: is not declared" in found.render()
+
+
+def test_damage_that_has_changed_no_token_yet_counts_and_is_placed():
+    found = report(HURT, SAME)
+    assert found.to_json()["corruption_rate"] == 0.5
+    text = found.render()
+    assert "d: page 1, index_k: digest 000000000000000a, control 000000000000000b" in text

@@ -9,6 +9,7 @@ from serve.audit.verdict import (
     Answer,
     Call,
     Difference,
+    PageDifference,
     bad_calls,
     confidence_interval,
     first_difference,
@@ -44,6 +45,25 @@ def test_answers_are_identical_exactly_if_no_difference_is_found(ours, theirs):
     if found is not None:
         assert ours[: found.index] == theirs[: found.index]
         assert found.deployed != found.control
+
+
+def test_pages_that_differ_are_found_up_to_the_first_token_that_does():
+    ours = answer(1, 2, pages={(0, "c4_kv"): 1, (0, "index_k"): 2, (1, "c4_kv"): 3})
+    theirs = answer(1, 2, pages={(0, "c4_kv"): 1, (0, "index_k"): 9, (1, "c4_kv"): 8})
+    verdict = judge("s", ours, theirs, page_tokens=100)
+    assert verdict.outcome == "damaged"
+    assert verdict.pages == (
+        PageDifference(0, "index_k", 2, 9),
+        PageDifference(1, "c4_kv", 3, 8),
+    )
+    other = answer(1, 7, prompt=150, pages=theirs.pages)
+    verdict = judge("s", answer(1, 2, prompt=150, pages=ours.pages), other, page_tokens=100)
+    assert verdict.outcome == "different"
+    assert verdict.pages == (PageDifference(0, "index_k", 2, 9),), "page 1 holds other tokens"
+
+
+def test_digests_that_one_side_did_not_report_are_not_compared():
+    assert judge("s", answer(1, pages={(0, "c4_kv"): 1}), answer(1), page_tokens=9).pages == ()
 
 
 def test_a_failed_request_is_neither_right_nor_wrong():

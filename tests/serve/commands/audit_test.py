@@ -40,6 +40,14 @@ def test_a_deployment_that_answers_something_else_exits_with_1_and_the_place(cap
     assert "different  3" in out and "differs from token 3 on (drawn by decode" in out
 
 
+def test_another_cache_under_the_same_tokens_exits_with_1(capsys):
+    deployment, control = engine(), engine()
+    deployment.page_digests, control.page_digests = {(0, "index_k"): 1}, {(0, "index_k"): 2}
+    assert audit(deployment, control) == 1
+    assert "damaged    6" in capsys.readouterr().out
+    assert audit(deployment, control, "--no-pages") == 0
+
+
 def test_requests_that_fail_are_no_proof(capsys):
     class Flaky(FakeEngine):
         async def generate(self, request):

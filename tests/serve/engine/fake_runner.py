@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any, cast
+
+import numpy as np
 
 from disagg.layout import BufferLayout, LayoutTable
 from serve.engine.loaded import LoadedModel
@@ -38,7 +40,8 @@ class FakeRunner:
         self.config = SimpleNamespace(vocab_size=VOCAB, eos_token_id=1)
         self.spec = SimpleNamespace(page_tokens=PAGE_TOKENS)
         self.num_pages, self.num_slots, self.decode_rows = num_pages, num_slots, decode_rows
-        self.chunk_tokens = PAGE_TOKENS
+        self.chunk_tokens, self.chunk_pages = PAGE_TOKENS, 1
+        self.bytes = np.random.default_rng(0).integers(0, 256, (num_pages, 2, 16), np.uint8)
         self.buckets, self.draft = buckets, draft
         self.steps: list[list[tuple[int, int]]] = []  # (slot, position) per decode step
         self.fail: Exception | None = None
@@ -63,6 +66,16 @@ class FakeRunner:
         assert all(row.position < width * PAGE_TOKENS for row in rows)
         self.steps.append([(row.slot, row.position) for row in rows])
         return [self._drawn(row) for row in rows]
+
+    def export_pages(self, pages: Iterable[int]) -> dict[str, np.ndarray]:
+        ids = list(pages)
+        assert 1 <= len(ids) <= self.chunk_pages
+        if self.fail:
+            raise self.fail
+        return {
+            "c4_kv": self.bytes[ids].swapaxes(0, 1),
+            "index_k": self.bytes[ids, :1].swapaxes(0, 1),
+        }
 
     def _drawn(self, row: DecodeRow) -> Drawn | NonFiniteLogits:
         if row.slot == self.non_finite_slot or row.position == self.non_finite_position:

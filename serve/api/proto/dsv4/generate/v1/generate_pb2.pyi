@@ -19,16 +19,18 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_TOOL_CALLS: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "text", "token_ids", "sampling")
+    __slots__ = ("request_id", "text", "token_ids", "sampling", "page_digests")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    PAGE_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     token_ids: TokenIds
     sampling: SamplingParams
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
+    page_digests: bool
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., page_digests: _Optional[bool] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -57,14 +59,16 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("request_id", "conversation", "sampling")
+    __slots__ = ("request_id", "conversation", "sampling", "page_digests")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    PAGE_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     conversation: str
     sampling: SamplingParams
-    def __init__(self, request_id: _Optional[str] = ..., conversation: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
+    page_digests: bool
+    def __init__(self, request_id: _Optional[str] = ..., conversation: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., page_digests: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("delta", "complete")
@@ -131,7 +135,7 @@ class ChatProblem(_message.Message):
     def __init__(self, flaw: _Optional[str] = ..., tool: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class Complete(_message.Message):
-    __slots__ = ("request_id", "finish_reason", "stop_string", "stop_token_id", "usage", "timing", "sampling", "transfer")
+    __slots__ = ("request_id", "finish_reason", "stop_string", "stop_token_id", "usage", "timing", "sampling", "transfer", "page_digests")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +144,7 @@ class Complete(_message.Message):
     TIMING_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    PAGE_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     finish_reason: FinishReason
     stop_string: str
@@ -148,7 +153,18 @@ class Complete(_message.Message):
     timing: Timing
     sampling: SamplingParams
     transfer: TransferStats
-    def __init__(self, request_id: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., transfer: _Optional[_Union[TransferStats, _Mapping]] = ...) -> None: ...
+    page_digests: _containers.RepeatedCompositeFieldContainer[PageDigest]
+    def __init__(self, request_id: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., transfer: _Optional[_Union[TransferStats, _Mapping]] = ..., page_digests: _Optional[_Iterable[_Union[PageDigest, _Mapping]]] = ...) -> None: ...
+
+class PageDigest(_message.Message):
+    __slots__ = ("page", "component", "digest")
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    COMPONENT_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    page: int
+    component: str
+    digest: int
+    def __init__(self, page: _Optional[int] = ..., component: _Optional[str] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens")
@@ -208,7 +224,7 @@ class ServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServerInfoResponse(_message.Message):
-    __slots__ = ("version", "capabilities", "role", "ready", "draining", "model_fingerprint", "layout_digest", "max_context", "vocab_size", "pages_total", "pages_used", "slots_total", "slots_used", "requests_waiting", "requests_running", "requests_finished", "requests_failed", "leases", "peers", "health", "settings", "drafts_proposed", "drafts_accepted")
+    __slots__ = ("version", "capabilities", "role", "ready", "draining", "model_fingerprint", "layout_digest", "max_context", "vocab_size", "pages_total", "pages_used", "slots_total", "slots_used", "requests_waiting", "requests_running", "requests_finished", "requests_failed", "leases", "peers", "health", "settings", "drafts_proposed", "drafts_accepted", "pages_swept", "pages_damaged")
     class LeasesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +276,8 @@ class ServerInfoResponse(_message.Message):
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_PROPOSED_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    PAGES_SWEPT_FIELD_NUMBER: _ClassVar[int]
+    PAGES_DAMAGED_FIELD_NUMBER: _ClassVar[int]
     version: str
     capabilities: _containers.RepeatedScalarFieldContainer[str]
     role: str
@@ -283,7 +301,9 @@ class ServerInfoResponse(_message.Message):
     settings: _containers.ScalarMap[str, str]
     drafts_proposed: int
     drafts_accepted: int
-    def __init__(self, version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., role: _Optional[str] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., model_fingerprint: _Optional[str] = ..., layout_digest: _Optional[str] = ..., max_context: _Optional[int] = ..., vocab_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_used: _Optional[int] = ..., slots_total: _Optional[int] = ..., slots_used: _Optional[int] = ..., requests_waiting: _Optional[int] = ..., requests_running: _Optional[int] = ..., requests_finished: _Optional[int] = ..., requests_failed: _Optional[int] = ..., leases: _Optional[_Mapping[str, int]] = ..., peers: _Optional[_Mapping[str, str]] = ..., health: _Optional[_Mapping[str, bool]] = ..., settings: _Optional[_Mapping[str, str]] = ..., drafts_proposed: _Optional[int] = ..., drafts_accepted: _Optional[int] = ...) -> None: ...
+    pages_swept: int
+    pages_damaged: int
+    def __init__(self, version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., role: _Optional[str] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., model_fingerprint: _Optional[str] = ..., layout_digest: _Optional[str] = ..., max_context: _Optional[int] = ..., vocab_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_used: _Optional[int] = ..., slots_total: _Optional[int] = ..., slots_used: _Optional[int] = ..., requests_waiting: _Optional[int] = ..., requests_running: _Optional[int] = ..., requests_finished: _Optional[int] = ..., requests_failed: _Optional[int] = ..., leases: _Optional[_Mapping[str, int]] = ..., peers: _Optional[_Mapping[str, str]] = ..., health: _Optional[_Mapping[str, bool]] = ..., settings: _Optional[_Mapping[str, str]] = ..., drafts_proposed: _Optional[int] = ..., drafts_accepted: _Optional[int] = ..., pages_swept: _Optional[int] = ..., pages_damaged: _Optional[int] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id",)
