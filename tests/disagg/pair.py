@@ -1,7 +1,7 @@
 """A prefill and a decode in one process, joined by gRPC on localhost, for hand-over tests.
 
 The backend makes up every byte from the prompt, so that the sink can tell right bytes from wrong
-ones. `FaultyPlane` wraps a data plane and misbehaves on demand.
+ones. Every data plane is wrapped, so that it misbehaves on demand.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import grpc
 import numpy as np
 
 from disagg import rpc
-from disagg.data_plane import DataPlane, WriteHandle, WritePart, WriteState
+from disagg.data_plane import DataPlane
 from disagg.errors import DisaggError
 from disagg.handshake import Endpoint
 from disagg.in_process_plane import InProcessHub
@@ -28,6 +28,9 @@ from disagg.prompt import Sampling
 from disagg.receiver import PrefillLink
 from disagg.sender import PrefillJob, PrefillService, PrefillServicer, add_to_server
 from disagg.slab import Slab, segment_view
+from tests.disagg.faults.plane import FaultyPlane, is_payload
+
+__all__ = ["FaultyPlane", "is_payload"]
 
 PAGE_TOKENS = 16
 VOCAB = 1000
@@ -141,110 +144,6 @@ class CheckingSink:
                 raise AssertionError(f"slab {slab.index}: wrong {segment.component} was admitted")
 
 
-class FaultyPlane:
-    """A plane that can hold writes back, damage them, and drop hints.
-
-    Attributes:
-        drop_hints: lose every hint.
-        damage: called with (peer, parts) after a write has landed.
-        hold: asked for each write; True says DONE now and writes only on `let_go`.
-        stall: asked for each write; True lets it hang without writing.
-    """
-
-    def __init__(self, inner: DataPlane) -> None:
-        self.inner = inner
-        self.drop_hints = False
-        self.damage: Callable[[str, Sequence[WritePart]], None] | None = None
-        self.hold: Callable[[Sequence[WritePart]], bool] | None = None
-        self.stall: Callable[[Sequence[WritePart]], bool] | None = None
-        self.held: list[tuple[str, Sequence[WritePart], bytes]] = []
-        self.stalled: list[NeverDone] = []
-        self.writes = 0
-
-    @property
-    def agent_name(self) -> str:
-        return self.inner.agent_name
-
-    def register(self, memory: np.ndarray) -> None:
-        self.inner.register(memory)
-
-    def metadata(self) -> bytes:
-        return self.inner.metadata()
-
-    def add_peer(self, metadata: bytes) -> str:
-        return self.inner.add_peer(metadata)
-
-    def remove_peer(self, name: str) -> None:
-        self.inner.remove_peer(name)
-
-    def write(self, peer: str, parts: Sequence[WritePart], hint: bytes = b"") -> WriteHandle:
-        self.writes += 1
-        if self.stall is not None and self.stall(parts):
-            self.stalled.append(NeverDone())
-            return self.stalled[-1]
-        if self.hold is not None and self.hold(parts):
-            self.held.append((peer, self._snapshot(parts), hint))
-            return DoneAtOnce()
-        handle = self.inner.write(peer, parts, b"" if self.drop_hints else hint)
-        if self.damage is not None:
-            self.damage(peer, parts)
-        return handle
-
-    def _snapshot(self, parts: Sequence[WritePart]) -> Sequence[WritePart]:
-        """The bytes as they are now: an in-process write reads them only when it is made."""
-        copies: list[WritePart] = []
-        for here, there, size in parts:
-            copy = np.array(self.inner.view(here, size, "local"))  # type: ignore[attr-defined]
-            self.inner.register(copy)
-            copies.append((copy.ctypes.data, there, size))
-        return copies
-
-    @property
-    def payloads_held(self) -> int:
-        """Slabs among the held writes; their fence rows are writes of their own."""
-        return sum(is_payload(parts) for _, parts, _ in self.held)
-
-    def let_go(self) -> None:
-        """Makes the held writes, late."""
-        held, self.held = self.held, []
-        for peer, parts, hint in held:
-            self.inner.write(peer, parts, hint)
-
-    def hints(self) -> list[bytes]:
-        return self.inner.hints()
-
-    def peer_disconnected(self, peer: str) -> bool:
-        return self.inner.peer_disconnected(peer)
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-class DoneAtOnce:
-    """Says DONE although nothing moved."""
-
-    error: str | None = None
-
-    def poll(self) -> WriteState:
-        return WriteState.DONE
-
-    def release(self) -> None:
-        pass
-
-
-class NeverDone:
-    """A write that hangs, unless a test says otherwise."""
-
-    error: str | None = None
-    state = WriteState.PENDING
-
-    def poll(self) -> WriteState:
-        return self.state
-
-    def release(self) -> None:
-        pass
-
-
 @dataclasses.dataclass
 class Prefill:
     """One prefill "process"."""
@@ -294,10 +193,11 @@ class Decode:
 
 
 class World:
-    """Makes prefills and decodes of one data plane hub, and stops them."""
+    """Makes prefills and decodes with data planes of one kind, and stops them."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_plane: Callable[[str], DataPlane] | None = None) -> None:
         self.planes = InProcessHub()
+        self._make_plane = make_plane or self.planes.plane
         self.prefills: list[Prefill] = []
         self.decodes: list[Decode] = []
 
@@ -317,7 +217,7 @@ class World:
             "table": small_table(64), "slab_bytes": slab_bytes, "chunk_pages": chunk_pages,
         }  # fmt: skip
         endpoint = Endpoint(role="prefill", **(fields | changes))  # type: ignore[arg-type]
-        plane = FaultyPlane(self.planes.plane(endpoint.agent_name))
+        plane = FaultyPlane(self._make_plane(endpoint.agent_name))
         backend = backend or MadeUpBackend()
         service = PrefillService(
             endpoint,
@@ -345,6 +245,7 @@ class World:
         verify_timeout_s: float = 1.0,
         quarantine_after_s: float = 0.5,
         max_grants: int = 2,
+        max_quarantined_share: float = 0.25,
         secret: bytes | None = None,
         **changes: object,
     ) -> Decode:
@@ -353,13 +254,14 @@ class World:
             "vocab_size": VOCAB, "table": small_table(20), "slab_bytes": slab_bytes,
         }  # fmt: skip
         endpoint = Endpoint(**(fields | changes))  # type: ignore[arg-type]
-        plane = FaultyPlane(self.planes.plane(endpoint.agent_name))
+        plane = FaultyPlane(self._make_plane(endpoint.agent_name))
         hub = LandingHub(
             endpoint,
             plane,
             num_slots=num_slots,
             verify_timeout_s=verify_timeout_s,
             max_grants_per_transfer=max_grants,
+            max_quarantined_share=max_quarantined_share,
         )
         links = [
             PrefillLink(
@@ -380,9 +282,9 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def world() -> AsyncIterator[World]:
-    """A World whose processes are stopped at the end."""
-    made = World()
+async def world(make_plane: Callable[[str], DataPlane] | None = None) -> AsyncIterator[World]:
+    """A World whose processes are stopped at the end. Planes are in-process ones unless given."""
+    made = World(make_plane)
     try:
         yield made
     finally:
@@ -435,8 +337,3 @@ def at_baseline(prefill: Prefill, decode: Decode) -> bool:
         and not prefill.backend.tasks
         and all(link.num_transfers == link.num_unsettled == 0 for link in decode.links)
     )
-
-
-def is_payload(parts: Sequence[WritePart]) -> bool:
-    """Whether a write carries a slab (and not fence rows)."""
-    return sum(size for _, _, size in parts) != 1280

@@ -1,0 +1,46 @@
+"""The hand-over under random faults of every kind, over real NIXL: detected or harmless, always."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.disagg.faults.campaign import Campaign, Table
+from tests.disagg.faults.plan import TRANSFER_KINDS, FaultPlan
+
+
+def check(table: Table, num_transfers: int) -> None:
+    print(table.render())
+    print(f"{table.quarantined} slots were in quarantine with a cause, {table.rounds} rounds")
+    assert table.problems == []
+    assert table.total == num_transfers
+
+
+def run(campaign: Campaign, num_transfers: int, seconds: float) -> Table:
+    return asyncio.run(asyncio.wait_for(campaign.run(num_transfers), seconds))
+
+
+@pytest.fixture
+def nixl_plane(monkeypatch):
+    pytest.importorskip("nixl", reason="NIXL is installed on Linux only")
+    monkeypatch.setenv("NIXL_LOG_LEVEL", "ERROR")
+    from disagg.nixl_plane import NixlPlane
+
+    return NixlPlane
+
+
+def test_plans_follow_from_the_seed_and_take_turns_through_all_kinds():
+    plans = [FaultPlan.draw(7, number) for number in range(len(TRANSFER_KINDS))]
+    assert plans == [FaultPlan.draw(7, number) for number in range(len(TRANSFER_KINDS))]
+    assert {plan.kind for plan in plans} == set(TRANSFER_KINDS)
+    assert "kind='payload late'" in str(plans)
+    assert plans != [FaultPlan.draw(8, number) for number in range(len(TRANSFER_KINDS))]
+
+
+def test_a_fault_of_every_kind_over_nixl_is_detected_or_harmless(nixl_plane):
+    check(run(Campaign(1, nixl_plane), len(TRANSFER_KINDS), 60), len(TRANSFER_KINDS))
+
+
+def test_a_fault_of_every_kind_in_process_is_detected_or_harmless():
+    check(run(Campaign(2, None), len(TRANSFER_KINDS), 60), len(TRANSFER_KINDS))
