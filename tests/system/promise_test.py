@@ -1,14 +1,16 @@
 """The promise, with real processes over real NIXL: same tokens disaggregated among 80 as alone."""
 
 import asyncio
+import json
 import random
 from collections.abc import Sequence
 
 import pytest
 
+from serve.cli import main
 from serve.client import Client, Sampling
 from serve.results import ChatResult, Result
-from tests.system.servers import Fleet, assert_at_baseline, generate_all, greedy
+from tests.system.servers import Fleet, assert_at_baseline, generate_all, greedy, info
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
@@ -74,8 +76,8 @@ def test_80_concurrent_requests_five_times_over(fleet, flags):
     compare(fleet, flags, rounds=5, longest=1500)
 
 
-def test_sampled_tokens_and_a_chat_are_the_same_as_in_one_process(fleet):
-    _, decode = fleet.pair()
+def test_sampled_tokens_a_chat_and_audited_caches_are_the_same_as_in_one_process(fleet):
+    _, decode = fleet.pair(decode_flags=("--verify-pages-s", "0.2"))
     control = fleet.serve("local")
     prompts, _ = workload(99, 400)
     prompts = [p[:300] for p in prompts[:24]]
@@ -94,6 +96,21 @@ def test_sampled_tokens_and_a_chat_are_the_same_as_in_one_process(fleet):
     assert split.complete.transfer.fence_rows_acknowledged > 0
     assert split.token_ids == whole.token_ids and len(split.token_ids) == 30
     assert split.message() == whole.message()
+    flags = ["--sessions", "30", "--max-tokens", "8", "--max-prompt", "700"]
+    assert main(["audit", "--target", decode.target, "--control", control.target, *flags]) == 0
+    state = info(decode.target)
+    assert state["pages_swept"] > 0 and state["pages_damaged"] == 0
+
+
+@pytest.mark.soak
+def test_an_audit_starts_its_own_control_and_finds_nothing(fleet, tiny_model, tmp_path):
+    _, decode = fleet.pair(decode_flags=("--verify-pages-s", "0.2"))
+    report = tmp_path / "audit.json"
+    arguments = ["audit", "--target", decode.target, "--model", str(tiny_model)]
+    assert main([*arguments, "--rounds", "3", "--json", str(report)]) == 0
+    found = json.loads(report.read_text())
+    assert found["status"] == "clean" and found["compared"] == 240
+    assert found["page_digests_compared"] > 500
 
 
 def chat(address: str) -> ChatResult:
