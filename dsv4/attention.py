@@ -10,7 +10,7 @@ the query's position, because keys, and so values, carry their own rotation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,13 @@ from dsv4.compressor import Compressor
 from dsv4.config import ModelConfig
 from dsv4.indexer import Indexer
 from dsv4.layers import Linear, RmsNorm, apply_rope, einsum, parameter, rms_normalize
-from dsv4.step import Step, read_entries, read_pages, store_address, store_entries
+from dsv4.step import PrefillStep, Step, read_pages, store_address, store_entries
 from dsv4.weights import expanded
 from dsv4.window import update_window
+from pallas_kernels.sparse_attention.api import joint_attention, sparse_attention
+from pallas_kernels.sparse_attention.keys import ArrayKeys, Keys, PagedKeys
 
 LayerCache = dict[str, jax.Array]
-KeyPart = tuple[jax.Array, jax.Array]
 
 
 class Attention(nnx.Module):
@@ -67,13 +68,13 @@ class Attention(nnx.Module):
             q = self.wq_b(q_latent).reshape(-1, self.heads, self.dim)
             q = apply_rope(rms_normalize(q, self.eps).astype(x.dtype), of_heads)
             kv = apply_rope(self.kv_norm(self.wkv(x)), (cos, sin))
-            swa, keys, visible = update_window(cache["swa_kv"], kv, step)
-            parts, updated = [(keys, visible)], {"swa_kv": swa}
+            swa, window = update_window(cache["swa_kv"], kv, step)
+            parts, updated = [window], {"swa_kv": swa}
             if self.kind == "c4":
                 parts.append(self._selected(x, q_latent, cache, step, updated))
             elif self.kind == "c128":
                 parts.append(self._all_entries(x, cache, step, updated))
-            out = joint_attention(q, parts, self.attn_sink[...], self.dim**-0.5)
+            out = self._attend(q, parts, step)
             out = apply_rope(out, of_heads, inverse=True).astype(x.dtype)
             return self._project(out), updated
 
@@ -84,7 +85,7 @@ class Attention(nnx.Module):
         cache: Mapping[str, jax.Array],
         step: Step,
         updated: LayerCache,
-    ) -> KeyPart:
+    ) -> Keys:
         state, pool = self._compress(x, cache["c4_state"], cache["c4_kv"], step)
         index_k, index_state, selection = self.indexer(
             x, q_latent, cache["index_k"], cache["index_state"], step
@@ -95,16 +96,26 @@ class Attention(nnx.Module):
             "index_k": index_k,
             "index_state": index_state,
         }
-        return read_entries(pool, selection), selection.valid
+        return PagedKeys(pool, selection.page, selection.offset, selection.valid)
 
     def _all_entries(
         self, x: jax.Array, cache: Mapping[str, jax.Array], step: Step, updated: LayerCache
-    ) -> KeyPart:
+    ) -> Keys:
         state, pool = self._compress(x, cache["c128_state"], cache["c128_kv"], step)
         updated |= {"c128_state": state, "c128_kv": pool}
-        keys = read_pages(pool, step)
-        ordinals = jnp.arange(keys.shape[-2], dtype=jnp.int32)
-        return keys, ordinals < step.visible_entries(C128_RATIO)[:, None]
+        ordinals = jnp.arange(step.page_table.shape[-1] * pool.shape[1], dtype=jnp.int32)
+        visible = ordinals < step.visible_entries(C128_RATIO)[:, None]
+        if isinstance(step, PrefillStep):
+            return ArrayKeys(read_pages(pool, step.page_table), visible)
+        return PagedKeys(pool, step.page_table, None, visible)
+
+    def _attend(self, q: jax.Array, parts: list[Keys], step: Step) -> jax.Array:
+        """One softmax over all keys. Those that a chunk's tokens share lie in arrays."""
+        sink, scale = self.attn_sink[...], self.dim**-0.5
+        paged = [part for part in parts if isinstance(part, PagedKeys)]
+        if len(paged) < len(parts):
+            return joint_attention(q, parts, sink, scale)
+        return sparse_attention(q, paged, sink, scale, implementation=step.kernels)
 
     def _compress(
         self, x: jax.Array, state: jax.Array, pool: jax.Array, step: Step
@@ -119,35 +130,3 @@ class Attention(nnx.Module):
         weight = weight.reshape(self.groups, -1, grouped.shape[-1])
         latent = einsum("ngi,gri->ngr", grouped, weight).astype(out.dtype)
         return self.wo_b(latent.reshape(out.shape[0], -1))
-
-
-def joint_attention(
-    q: jax.Array, parts: Sequence[KeyPart], sink: jax.Array, scale: float
-) -> jax.Array:
-    """One softmax over several sets of keys, which are also the values.
-
-    Args:
-        q: [M, H, d].
-        parts: pairs of keys, [K, d] shared by all tokens or [M, K, d], and visible bool [M, K].
-        sink: [H] float32 logit that only adds to the denominator.
-        scale: factor of the dot products.
-
-    Returns:
-        [M, H, d] float32.
-    """
-    logits, values = [], []
-    for keys, visible in parts:
-        is_shared = keys.ndim == 2
-        used = jnp.any(visible, axis=0) if is_shared else visible
-        keys = jnp.where(used[..., None], keys, 0).astype(q.dtype)
-        product = einsum("nhd,kd->nhk" if is_shared else "nhd,nkd->nhk", q, keys)
-        logits.append(jnp.where(visible[:, None], product * scale, -jnp.inf))
-        values.append(keys)
-    largest = jnp.maximum(sink, jnp.stack([jnp.max(part, axis=-1) for part in logits]).max(axis=0))
-    weights = [jnp.exp(part - largest[..., None]) for part in logits]
-    total = jnp.exp(sink - largest) + sum(jnp.sum(part, axis=-1) for part in weights)
-    out = jnp.zeros(q.shape, jnp.float32)
-    for part, keys in zip(weights, values, strict=True):
-        spec = "nhk,kd->nhd" if keys.ndim == 2 else "nhk,nkd->nhd"
-        out += einsum(spec, part.astype(q.dtype), keys)
-    return out / total[..., None]

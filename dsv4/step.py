@@ -2,7 +2,7 @@
 
 The model works on flat tokens [M, ...]. `PrefillStep` is a chunk of one request (M = T tokens),
 `DecodeStep` one token in each of M = R rows; both answer the same questions, so that only the
-compressor and the window look at which it is.
+compressor, the window and what reads keys look at which it is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dsv4.cache import SCRATCH_PAGE, CacheSpec
 from dsv4.config import ModelConfig
 from dsv4.layers import RopeTable, rope_frequencies, rope_table
 from pallas_kernels.dispatch import Implementation
-from pallas_kernels.topk.selection import Selection
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,15 +175,9 @@ def store_entries(
     return pool.at[page, offset].set(entries.astype(pool.dtype), mode="drop")
 
 
-def read_pages(pool: jax.Array, step: Step) -> jax.Array:
-    """All entries of the page tables in order: [S, d] in prefill, [R, S, d] in decode."""
-    pages = pool.at[step.page_table].get(mode="clip")
-    return pages.reshape(*step.page_table.shape[:-1], -1, pool.shape[-1])
-
-
-def read_entries(pool: jax.Array, selection: Selection) -> jax.Array:
-    """Chosen entries [M, K] of pool [P, E, d] -> [M, K, d]."""
-    return pool.at[selection.page, selection.offset].get(mode="clip")
+def read_pages(pool: jax.Array, page_table: jax.Array) -> jax.Array:
+    """All entries of one request's pages [N] in order: [S, d]."""
+    return pool.at[page_table].get(mode="clip").reshape(-1, pool.shape[-1])
 
 
 def read_before_write(pool: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:

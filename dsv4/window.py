@@ -14,11 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from dsv4.step import DecodeStep, PrefillStep, Step, read_before_write
+from pallas_kernels.sparse_attention.keys import ArrayKeys, Keys, PagedKeys
 
 
-def update_window(
-    pool: jax.Array, kv: jax.Array, step: Step
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def update_window(pool: jax.Array, kv: jax.Array, step: Step) -> tuple[jax.Array, Keys]:
     """Stores the step's window KV and returns the keys its tokens may attend to.
 
     Args:
@@ -27,7 +26,7 @@ def update_window(
         step: the step.
 
     Returns:
-        The pool; keys [W + T, d] in prefill, [R, W, d] in decode; visible, bool [M, keys].
+        The pool; W + T keys that the chunk shares in prefill, W of each row's ring in decode.
     """
     kv = kv.astype(pool.dtype)
     if isinstance(step, PrefillStep):
@@ -35,9 +34,7 @@ def update_window(
     return _decode(pool, kv, step)
 
 
-def _prefill(
-    pool: jax.Array, kv: jax.Array, step: PrefillStep
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _prefill(pool: jax.Array, kv: jax.Array, step: PrefillStep) -> tuple[jax.Array, Keys]:
     ring_rows, num_tokens = pool.shape[1], kv.shape[0]
     window = ring_rows - step.spec.draft_tokens
     pool, ring = read_before_write(pool, pool[step.slot])
@@ -50,19 +47,17 @@ def _prefill(
     key_positions = step.start - window + jnp.arange(window + num_tokens, dtype=jnp.int32)
     distance = step.positions[:, None] - key_positions[None, :]
     visible = (distance >= 0) & (distance < window) & (key_positions >= 0)[None, :]
-    return pool, keys, visible
+    return pool, ArrayKeys(keys, visible)
 
 
-def _decode(
-    pool: jax.Array, kv: jax.Array, step: DecodeStep
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _decode(pool: jax.Array, kv: jax.Array, step: DecodeStep) -> tuple[jax.Array, Keys]:
     ring_rows = pool.shape[1]
     window = ring_rows - step.spec.draft_tokens
     pool = pool.at[step.slots, step.positions % ring_rows].set(kv, mode="drop")
     age = (step.positions[:, None] - jnp.arange(window, dtype=jnp.int32)) % window
-    if step.spec.draft_tokens:
-        rows = (step.positions[:, None] - age) % ring_rows
-        keys = pool.at[step.slots[:, None], rows].get(mode="clip")
-    else:
-        keys = pool.at[step.slots].get(mode="clip")
-    return pool, keys, age <= step.positions[:, None]
+    visible = age <= step.positions[:, None]
+    slots = step.slots[:, None]
+    if not step.spec.draft_tokens:
+        return pool, PagedKeys(pool, slots, None, visible)
+    rows = (step.positions[:, None] - age) % ring_rows
+    return pool, PagedKeys(pool, jnp.broadcast_to(slots, rows.shape), rows, visible)

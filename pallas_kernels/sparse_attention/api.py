@@ -6,13 +6,13 @@ arithmetic: stale or foreign contents, NaN included, cannot reach a result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 
 from pallas_kernels import dispatch
 from pallas_kernels.sparse_attention import reference
-from pallas_kernels.sparse_attention.keys import PagedKeys
+from pallas_kernels.sparse_attention.keys import Keys, PagedKeys
 
 # Rows of a pool are counted in int32.
 _MAX_ROWS = 2**31 - 1
@@ -47,7 +47,7 @@ def sparse_attention(
     attend = dispatch.choose(
         "sparse_attention",
         implementation,
-        reference=reference.sparse_attention,
+        reference=reference.attention,
         pallas=_load_pallas,
         refusal=_refusal(q, parts),
     )
@@ -55,21 +55,16 @@ def sparse_attention(
 
 
 def joint_attention(
-    q: jax.Array, parts: Sequence[reference.KeyPart], sink: jax.Array, scale: float
+    q: jax.Array, parts: Sequence[Keys], sink: jax.Array, scale: float
 ) -> jax.Array:
-    """The same over keys that lie in arrays, e.g. those that a chunk's tokens share.
+    """The same over keys of which some lie in arrays, as those that a chunk's tokens share do.
 
-    Args:
-        q, sink, scale: as in `sparse_attention`.
-        parts: pairs of keys, [K, d] shared by all tokens or [M, K, d], and visible bool [M, K].
-
-    Returns:
-        [M, H, d] float32.
+    There is one implementation, plain jnp; arguments and result as in `sparse_attention`.
     """
-    return reference.joint_attention(q, parts, sink, scale)
+    return reference.attention(q, parts, sink, scale)
 
 
-def _load_pallas():
+def _load_pallas() -> Callable[..., jax.Array]:
     from pallas_kernels.sparse_attention import pallas
 
     return pallas.sparse_attention

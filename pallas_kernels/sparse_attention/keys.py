@@ -1,4 +1,4 @@
-"""Keys that lie in a paged pool: named by their address, read by whoever attends to them."""
+"""Sets of keys: in a paged pool, named by their address and read by who attends, or in an array."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ArrayKeys:
+    """Keys in an array: `keys` [K, d] shared by all tokens; `visible` bool [M, K]."""
+
+    keys: jax.Array
+    visible: jax.Array
+
+    def gathered(self) -> jax.Array:
+        """The keys, [K, d]; what is not visible is anything."""
+        return self.keys
 
 
 @jax.tree_util.register_dataclass
@@ -44,3 +57,6 @@ class PagedKeys:
         page = jnp.clip(page.astype(jnp.int32), 0, num_pages - 1)
         offset = jnp.clip(offset.astype(jnp.int32), 0, entries - 1)
         return jnp.where(self.visible, page * entries + offset, -1)
+
+
+Keys = ArrayKeys | PagedKeys

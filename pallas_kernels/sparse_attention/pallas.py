@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +28,19 @@ _WARPS, _LANES = 4, 32
 # What a warp holds of the contracted axis at a time: of head width, of keys.
 _SCORE_STEP, _VALUE_STEP = 64, 16
 
+# A reference to memory of the GPU; jax has no public type for it.
+Ref = Any
+Carry = tuple[jax.Array, jax.Array, jax.Array]
+
 # Warps share out the columns of a product (keys, then values), so that no key is read twice.
 _ACC = plgpu.Layout.MMA_ACC(_DTYPE, m_warps=1)
 _LEFT = plgpu.Layout.MMA_LHS(_DTYPE, m_warps=1)
 _RIGHT = plgpu.Layout.MMA_RHS(_DTYPE, m_warps=1)
 _BY_HEAD, _BY_KEY = _ACC.reduce(1), _ACC.reduce(0)
-_SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+_SWIZZLED = (
+    plgpu.TilingTransform((8, 64)),  # pyright: ignore[reportAbstractUsage]
+    plgpu.SwizzleTransform(128),  # pyright: ignore[reportAbstractUsage]
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +108,9 @@ def sparse_attention(
     return out[:, :num_heads]
 
 
-def _attend(sizes: _Sizes, q, sink, row, num_tiles, *pools_and_out, **scratch):
+def _attend(
+    sizes: _Sizes, q: Ref, sink: Ref, row: Ref, num_tiles: Ref, *pools_and_out: Ref, **scratch: Ref
+) -> None:
     *pools, out = pools_and_out
     queries, staged, tile = scratch["queries"], scratch["staged"], scratch["tile"]
     arrived = scratch["keys_arrived"]
@@ -111,12 +121,12 @@ def _attend(sizes: _Sizes, q, sink, row, num_tiles, *pools_and_out, **scratch):
     plgpu.copy_gmem_to_smem(q.at[token, heads], queries, scratch["queries_arrived"])
 
     @pl.when(last > 0)
-    def _():
+    def _() -> None:
         _fetch(sizes, row.at[token], pools, 0, staged, arrived)
 
     plgpu.barrier_wait(scratch["queries_arrived"])
 
-    def step(index, carry):
+    def step(index: jax.Array, carry: Carry) -> Carry:
         acc, largest, total = carry
         tile_rows = row.at[token, pl.ds(index * sizes.keys, sizes.keys)]
         plgpu.barrier_wait(arrived)
@@ -125,7 +135,7 @@ def _attend(sizes: _Sizes, q, sink, row, num_tiles, *pools_and_out, **scratch):
         plgpu.commit_smem()
 
         @pl.when(index + 1 < last)
-        def _():
+        def _() -> None:
             _fetch(sizes, row.at[token], pools, index + 1, staged, arrived)
 
         scores = _scores(sizes, tile_rows, queries, tile)
@@ -145,7 +155,14 @@ def _attend(sizes: _Sizes, q, sink, row, num_tiles, *pools_and_out, **scratch):
     plgpu.store(out.at[token, heads], acc / _spread(total, wide, 0, _ACC), optimized=False)
 
 
-def _fetch(sizes: _Sizes, row, pools, index, staged, arrived):
+def _fetch(
+    sizes: _Sizes,
+    row: Ref,
+    pools: Sequence[Ref],
+    index: jax.Array | int,
+    staged: Ref,
+    arrived: Ref,
+) -> None:
     """Starts the copies of a tile's keys; a key that is not visible is replaced by row 0."""
     begin = index * sizes.keys
     rows = [jnp.maximum(row[begin + i], 0) for i in range(sizes.keys)]
@@ -153,16 +170,14 @@ def _fetch(sizes: _Sizes, row, pools, index, staged, arrived):
     for pool, end in zip(pools, sizes.ends, strict=True):
 
         @pl.when((index >= first) & (index < end))
-        def _(pool=pool):
+        def _(pool: Ref = pool) -> None:
             for i in range(sizes.keys):
-                plgpu.copy_gmem_to_smem(
-                    pool.at[pl.ds(rows[i], 1)], staged.at[pl.ds(i, 1)], arrived
-                )
+                plgpu.copy_gmem_to_smem(pool.at[pl.ds(rows[i], 1)], staged.at[pl.ds(i, 1)], arrived)
 
         first = end
 
 
-def _keep_visible(sizes: _Sizes, tile_rows, staged, tile):
+def _keep_visible(sizes: _Sizes, tile_rows: Ref, staged: Ref, tile: Ref) -> None:
     """Moves the keys that arrived into the swizzled tile, zeros where they are not visible."""
     columns = sizes.columns
     layout = _row_layout(columns)
@@ -174,7 +189,7 @@ def _keep_visible(sizes: _Sizes, tile_rows, staged, tile):
         plgpu.store(tile.at[:, pl.ds(part * columns, columns)], values, optimized=False)
 
 
-def _scores(sizes: _Sizes, tile_rows, queries, tile):
+def _scores(sizes: _Sizes, tile_rows: Ref, queries: Ref, tile: Ref) -> jax.Array:
     """Scaled dot products [heads, keys], -inf where a key is not visible."""
     shape = (sizes.heads, sizes.keys)
     scores = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), _ACC)
@@ -187,7 +202,7 @@ def _scores(sizes: _Sizes, tile_rows, queries, tile):
     return jnp.where(_spread(rows, shape, 1, _ACC) >= 0, scores * sizes.scale, -jnp.inf)
 
 
-def _add_values(sizes: _Sizes, acc, weights, tile):
+def _add_values(sizes: _Sizes, acc: jax.Array, weights: Ref, tile: Ref) -> jax.Array:
     step = min(_VALUE_STEP, sizes.keys)
     for begin in range(0, sizes.keys, step):
         part = pl.ds(begin, step)
@@ -197,18 +212,19 @@ def _add_values(sizes: _Sizes, acc, weights, tile):
     return acc
 
 
-def _multiply(acc, left, right):
+def _multiply(acc: jax.Array, left: jax.Array, right: jax.Array) -> jax.Array:
     if dispatch.interpret_mode() is None:
         return plgpu.mma(acc, left, right)
     # mma has no interpretation. Both accumulate in float32; the order within a step differs.
     return acc + jnp.dot(left, right, preferred_element_type=jnp.float32)
 
 
-def _spread(x, shape, axis, layout):
+def _spread(x: jax.Array, shape: tuple[int, ...], axis: int, layout: Any) -> jax.Array:
+    """x along `axis` of an array of this shape and layout."""
     return plgpu.layout_cast(jax.lax.broadcast_in_dim(x, shape, (axis,)), layout)
 
 
-def _row_layout(columns: int):
+def _row_layout(columns: int) -> Any:
     """Each warp holds whole rows, each lane 8 neighbouring values: no conflicts of banks."""
     lanes = columns // _VECTOR
     rows = _LANES // lanes

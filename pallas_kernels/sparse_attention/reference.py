@@ -11,25 +11,14 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.sparse_attention.keys import PagedKeys
-
-KeyPart = tuple[jax.Array, jax.Array]
+from pallas_kernels.sparse_attention.keys import Keys
 
 
-def sparse_attention(
-    q: jax.Array, parts: Sequence[PagedKeys], sink: jax.Array, scale: float
-) -> jax.Array:
-    """See `api.sparse_attention`."""
-    gathered = [(part.gathered(), part.visible) for part in parts]
-    return joint_attention(q, gathered, sink, scale)
-
-
-def joint_attention(
-    q: jax.Array, parts: Sequence[KeyPart], sink: jax.Array, scale: float
-) -> jax.Array:
-    """See `api.joint_attention`."""
+def attention(q: jax.Array, parts: Sequence[Keys], sink: jax.Array, scale: float) -> jax.Array:
+    """See `api.sparse_attention` and `api.joint_attention`."""
     logits, values = [], []
-    for keys, visible in parts:
+    for part in parts:
+        keys, visible = part.gathered(), part.visible
         is_shared = keys.ndim == 2
         used = jnp.any(visible, axis=0) if is_shared else visible
         keys = jnp.where(used[..., None], keys, 0).astype(q.dtype)
