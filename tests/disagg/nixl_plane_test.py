@@ -3,85 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 
 from disagg.errors import PeerLost
-from disagg.handshake import Endpoint
-from disagg.landing import LandingHub
-from disagg.receiver import PrefillLink
 from tests.disagg import pair as pairs
 from tests.disagg.pair import CheckingSink, prompt, request, until
 
 pytest.importorskip("nixl", reason="NIXL is installed on Linux only")
 from disagg.nixl_plane import NixlPlane  # noqa: E402
-
-ROOT = Path(__file__).resolve().parents[2]
-NUM_SLOTS = 4
-
-
-class PrefillProcess:
-    """A process of tests.disagg.prefill_process."""
-
-    def __init__(self, transports: str | None) -> None:
-        self._environment = {**os.environ, "NIXL_LOG_LEVEL": "ERROR"}
-        if transports is not None:
-            self._environment["UCX_TLS"] = transports
-        self.port = 0
-
-    async def start(self, chunk_seconds: float = 0.0) -> None:
-        arguments = ["--port", str(self.port), "--chunk-seconds", str(chunk_seconds)]
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.disagg.prefill_process", *arguments,
-            cwd=ROOT, env=self._environment, stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        self.port = int(await asyncio.wait_for(self.process.stdout.readline(), 30))
-
-    def send(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    async def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-        await self.process.wait()
-
-
-@contextlib.asynccontextmanager
-async def processes(chunk_seconds: float = 0.0, transports: str | None = None):
-    prefill = PrefillProcess(transports)
-    await prefill.start(chunk_seconds)
-    endpoint = Endpoint(
-        role="decode",
-        model_identity="tiny",
-        max_context=pairs.MAX_CONTEXT,
-        vocab_size=pairs.VOCAB,
-        table=pairs.small_table(9),
-        slab_bytes=5000,
-    )
-    plane = NixlPlane(endpoint.agent_name)
-    hub = LandingHub(endpoint, plane, num_slots=NUM_SLOTS, verify_timeout_s=5.0)
-    link = PrefillLink(
-        f"127.0.0.1:{prefill.port}",
-        hub,
-        heartbeat_s=pairs.HEARTBEAT_S,
-        reconnect_s=(0.02, 0.2),
-        quarantine_after_s=1.0,
-    )
-    link.start()
-    try:
-        await pairs.connected(link)
-        yield prefill, hub, link
-    finally:
-        await link.stop()
-        await hub.stop()
-        plane.close()
-        await prefill.kill()
+from tests.disagg.faults.processes import NUM_SLOTS, processes  # noqa: E402
 
 
 def run(test):

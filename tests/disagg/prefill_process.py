@@ -18,7 +18,7 @@ from disagg.sender import PrefillService, PrefillServicer, add_to_server
 from tests.disagg import pair as pairs
 
 
-async def serve(port: int, chunk_seconds: float) -> None:
+async def serve(host: str, port: int, chunk_seconds: float) -> None:
     endpoint = Endpoint(
         role="prefill",
         model_identity="tiny",
@@ -38,7 +38,7 @@ async def serve(port: int, chunk_seconds: float) -> None:
     )
     server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
     add_to_server(PrefillServicer(service), server)
-    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    port = server.add_insecure_port(f"{host}:{port}")
     await server.start()
     await service.start()
     print(port, flush=True)
@@ -47,7 +47,8 @@ async def serve(port: int, chunk_seconds: float) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--chunk-seconds", type=float, default=0.0)
     arguments = parser.parse_args()
-    sys.exit(asyncio.run(serve(arguments.port, arguments.chunk_seconds)))
+    sys.exit(asyncio.run(serve(arguments.host, arguments.port, arguments.chunk_seconds)))

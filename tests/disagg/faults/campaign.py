@@ -1,7 +1,7 @@
 """Many transfers, one fault each, at real processes' pace: what became of them, and what was left.
 
-A request is tried again after a lost peer or lost data, as the engine does. Every fourth round is
-about the connection. What must never happen is a problem or raises: a wrong byte admitted, a wrong
+A request is tried again after a lost peer or lost data, as the engine does. Some rounds are about
+the connection. What must never happen is a problem or raises: a wrong byte admitted, a wrong
 first token, a fetch beyond its deadline, memory that does not come back, a slot in quarantine
 without a cause.
 """
@@ -33,6 +33,7 @@ TIMEOUT_S = 4.0
 SLACK_S = 3.0
 MAX_ATTEMPTS = 3
 OUTBOX_SLABS = 12
+SECRET = b"of the campaign "
 
 OUTCOMES = (
     "harmless",
@@ -106,12 +107,19 @@ class Campaign:
         seed: everything follows from it, but for the order in which the machine runs things.
         make_plane: the data plane under test, by agent name.
         per_round: transfers before prefill is killed and started again at its address.
+        connection_every: so many rounds; the last of them is about the connection.
     """
 
     def __init__(
-        self, seed: int, make_plane: Callable[[str], DataPlane] | None, *, per_round: int = 120
+        self,
+        seed: int,
+        make_plane: Callable[[str], DataPlane] | None,
+        *,
+        per_round: int = 120,
+        connection_every: int = 4,
     ) -> None:
         self._seed, self._make_plane, self._per_round = seed, make_plane, per_round
+        self._connection_every = connection_every
         self.table = Table()
 
     async def run(self, num_transfers: int, first: int = 0) -> Table:
@@ -124,7 +132,7 @@ class Campaign:
             for begin in range(first, first + num_transfers, self._per_round):
                 end = min(begin + self._per_round, first + num_transfers)
                 gate = asyncio.Semaphore(CONCURRENCY)
-                connection = self.table.rounds % 4 == 3
+                connection = (self.table.rounds + 1) % self._connection_every == 0
                 async with asyncio.TaskGroup() as group:
                     for number in range(begin, end):
                         plan = FaultPlan.draw(self._seed, number, connection=connection)
@@ -132,20 +140,25 @@ class Campaign:
                 await self._settled(prefill, decode, director)
                 world.prefills.remove(prefill)
                 await prefill.kill()
-                prefill = await world.prefill(
-                    port=prefill.port, backend=MadeUpBackend(0.001), outbox_slabs=OUTBOX_SLABS
-                )
+                prefill = await self._prefill(world, prefill.port)
                 director.direct(prefill)
                 await until(functools.partial(all_free, decode), 20)
                 self.table.rounds += 1
         return self.table
+
+    @staticmethod
+    async def _prefill(world: pairs.World, port: int = 0) -> pairs.Prefill:
+        backend = MadeUpBackend(0.001)
+        return await world.prefill(
+            port=port, backend=backend, outbox_slabs=OUTBOX_SLABS, secret=SECRET
+        )
 
     @contextlib.asynccontextmanager
     async def _world(
         self,
     ) -> AsyncIterator[tuple[pairs.World, pairs.Prefill, pairs.Decode, Director]]:
         async with pairs.world(self._make_plane) as world:
-            prefill = await world.prefill(backend=MadeUpBackend(0.001), outbox_slabs=OUTBOX_SLABS)
+            prefill = await self._prefill(world)
             relay = Relay(prefill.port)
             await relay.start()
             try:
@@ -155,6 +168,7 @@ class Campaign:
                     verify_timeout_s=0.4,
                     quarantine_after_s=0.3,
                     max_quarantined_share=1.0,
+                    secret=SECRET,
                 )
                 director = Director(decode, decode.link, relay)
                 director.direct(prefill)

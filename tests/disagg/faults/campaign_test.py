@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from tests.disagg.faults.campaign import Campaign, Table
 from tests.disagg.faults.plan import TRANSFER_KINDS, FaultPlan
+
+
+SEEDS = (11, 12, 13)
+PER_SEED = 840
 
 
 def check(table: Table, num_transfers: int) -> None:
@@ -39,8 +44,25 @@ def test_plans_follow_from_the_seed_and_take_turns_through_all_kinds():
 
 
 def test_a_fault_of_every_kind_over_nixl_is_detected_or_harmless(nixl_plane):
-    check(run(Campaign(1, nixl_plane), len(TRANSFER_KINDS), 60), len(TRANSFER_KINDS))
+    kinds = len(TRANSFER_KINDS)
+    campaign = Campaign(1, nixl_plane, per_round=kinds, connection_every=2)
+    check(run(campaign, kinds + 32, 100), kinds + 32)
 
 
+@pytest.mark.soak
 def test_a_fault_of_every_kind_in_process_is_detected_or_harmless():
-    check(run(Campaign(2, None), len(TRANSFER_KINDS), 60), len(TRANSFER_KINDS))
+    kinds = len(TRANSFER_KINDS)
+    campaign = Campaign(2, None, per_round=kinds, connection_every=2)
+    check(run(campaign, 2 * kinds, 100), 2 * kinds)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_no_fault_in_thousands_of_transfers_over_nixl_is_silently_wrong(nixl_plane):
+    whole = Table()
+    for seed in SEEDS:
+        began = time.monotonic()
+        table = run(Campaign(seed, nixl_plane), PER_SEED, 1200)
+        print(f"seed {seed}: {table.total} transfers in {time.monotonic() - began:.0f} s")
+        whole.add(table)
+    check(whole, PER_SEED * len(SEEDS))
