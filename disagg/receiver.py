@@ -298,7 +298,9 @@ class PrefillLink:
             request.token_ids, max_context=local.max_context, vocab_size=local.vocab_size
         )
         if not self.ready or self._remote is None:
-            raise PeerLost(f"{self.target}: the link is {self.state}")
+            waits = self.state == "ready"  # a transfer broke, see `ready`
+            state = "waiting for a heartbeat" if waits else self.state
+            raise PeerLost(f"{self.target}: the link is {state}")
         plan = slab.plan_slabs(local.table, len(request.token_ids), self._pages_per_slab)
         ref = pb.TransferRef(
             decode_epoch=local.epoch,

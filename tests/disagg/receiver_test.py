@@ -155,6 +155,8 @@ def test_after_a_broken_transfer_a_link_is_ready_again_with_the_next_heartbeat()
             with pytest.raises(PeerLost, match="draining"):
                 await fetch(decode.link)
             assert not decode.link.ready and decode.link.state == "ready"
+            with pytest.raises(PeerLost, match="the link is waiting for a heartbeat"):
+                await fetch(decode.link)
             prefill.backend.refusal = None
             assert await decode.link.wait_ready(2 * pairs.HEARTBEAT_S)
             await fetch(decode.link)
