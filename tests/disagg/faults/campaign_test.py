@@ -10,7 +10,6 @@ import pytest
 from tests.disagg.faults.campaign import Campaign, Table
 from tests.disagg.faults.plan import TRANSFER_KINDS, FaultPlan
 
-
 SEEDS = (11, 12, 13)
 PER_SEED = 840
 
