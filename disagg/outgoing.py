@@ -81,6 +81,11 @@ class PrefillJob:
     # --- for the backend -----------------------------------------------------------------------
 
     @property
+    def client(self) -> str:
+        """The decode that asked, for taking turns."""
+        return self.transfer_key[0].hex()[:8]
+
+    @property
     def cancelled(self) -> bool:
         """Whether the attempt has ended early; nothing of it is wanted any more."""
         return self._error is not None

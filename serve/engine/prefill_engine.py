@@ -43,7 +43,7 @@ class PrefillEngine:
     Args:
       load: builds the model and the runner; called once, on the device thread.
       connect: makes the hand-over's gRPC service for the loaded model; called once.
-      max_waiting: jobs that may queue for memory.
+      max_waiting: jobs of one decode that may queue for memory; decodes take turns.
       settings: effective settings, shown by ServerInfo.
     """
 
@@ -137,7 +137,8 @@ class PrefillEngine:
             raise PeerLost("prefill: not serving (loading or draining)")
         if self._failure is not None:  # another prefill can compute it
             raise PeerLost(f"prefill: stopped after a device error: {self._failure}")
-        self._queue.join(job.key, -(-len(job.token_ids) // self._loaded.runner.spec.page_tokens))
+        num_pages = -(-len(job.token_ids) // self._loaded.runner.spec.page_tokens)
+        self._queue.join(job.key, num_pages, job.client)
         self._admitted[job.key] = asyncio.get_running_loop().create_future()
         self._admit_waiting()
         task = asyncio.create_task(self._run(job), name=f"prefill-{job.key}")

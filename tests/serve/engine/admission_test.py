@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -29,6 +29,46 @@ def test_duplicate_oversized_and_overflow_are_refused_by_name():
     queue.admit()
     with pytest.raises(AlreadyExists):
         queue.join("a", 1)
+
+
+def test_clients_take_turns_and_each_has_a_queue_of_its_own():
+    queue = AdmissionQueue(num_pages=9, num_slots=2, max_waiting=3)
+    for number in range(3):
+        queue.join(f"a{number}", 1, "a")
+    with pytest.raises(NoCapacity, match="queue: 3 requests"):
+        queue.join("a3", 1, "a")
+    queue.join("b0", 8, "b")
+    queue.join("c0", 1, "c")
+    queue.join("c1", 1, "c")
+    assert queue.num_waiting == 6
+    order = []
+    while admitted := queue.admit():
+        for owner, _ in admitted:
+            order.append(owner)
+            queue.leave(owner)
+    assert order == ["a0", "b0", "c0", "a1", "c1", "a2"]
+
+
+@given(st.lists(st.sampled_from("aab"), min_size=1, max_size=40), st.integers(1, 4))
+def test_between_two_requests_of_a_waiting_client_each_other_client_gets_at_most_one(
+    joins, num_slots
+):
+    queue = AdmissionQueue(num_pages=100, num_slots=num_slots + 1, max_waiting=100)
+    for number, client in enumerate(joins):
+        queue.join(f"{client}{number}", 1, client)
+    left = {client: joins.count(client) for client in "ab"}
+    order = []
+    while admitted := queue.admit():
+        for owner, _ in admitted:
+            order.append(owner[0])
+            queue.leave(owner)
+    for client, other in (("a", "b"), ("b", "a")):
+        run = 0
+        for served in order:
+            run = run + 1 if served == client else 0
+            left[served] -= served == other
+            assert run <= 1 or left[other] == 0
+        left = {name: joins.count(name) for name in "ab"}
 
 
 class AdmissionMachine(RuleBasedStateMachine):
