@@ -1,0 +1,146 @@
+"""A transfer that ends at any of its steps, whoever ends it, leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from disagg.authentication import SealedCall
+from disagg.errors import DisaggError, NoCapacity
+from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
+from tests.disagg import pair as pairs
+from tests.disagg.faults.plane import is_payload
+from tests.disagg.faults.relay import Relay
+from tests.disagg.pair import CheckingSink, at_baseline, prompt, request, until
+
+STEPS = (
+    "start is written",
+    "accepted is read",
+    "demand is read",
+    "grant is written",
+    "payload is posted",
+    "fence is posted",
+    "slab_written is read",
+    "ack is written",
+    "admission begins",
+    "admission ends",
+    "finished is read",
+)
+NUM_TOKENS = 200
+
+
+class Steps:
+    """Calls `at` when a transfer reaches a step for the `nth` time."""
+
+    def __init__(self, step: str, nth: int) -> None:
+        self._step, self._left = step, nth
+        self.at = lambda: None
+        self.reached = False
+
+    def reach(self, step: str) -> None:
+        if step != self._step or self.reached:
+            return
+        self._left -= 1
+        if self._left == 0:
+            self.reached = True
+            self.at()
+
+
+class SteppedCall:
+    """A Transfer call that tells what passes."""
+
+    def __init__(self, call, steps: Steps) -> None:
+        self._call, self._steps = call, steps
+
+    def __getattr__(self, name):
+        return getattr(self._call, name)
+
+    async def write(self, message: pb.ToPrefill) -> None:
+        await self._call.write(message)
+        self._steps.reach(f"{message.WhichOneof('message')} is written")
+
+    async def __aiter__(self):
+        async for message in self._call:
+            self._steps.reach(f"{message.WhichOneof('message')} is read")
+            yield message
+
+
+class SteppedSink(CheckingSink):
+    """A sink that tells when it reads."""
+
+    def __init__(self, token_ids, steps: Steps) -> None:
+        super().__init__(token_ids, seconds=0.001)
+        self._steps = steps
+
+    async def admit(self, slab, memory):
+        self._steps.reach("admission begins")
+        await super().admit(slab, memory)
+        self._steps.reach("admission ends")
+
+
+def watch(prefill, decode, steps: Steps) -> None:
+    def posted(parts):
+        steps.reach("payload is posted" if is_payload(parts) else "fence is posted")
+
+    prefill.plane.fate = posted
+    guard = decode.link._guard
+    guard.call = lambda call: SealedCall(SteppedCall(call, steps), guard)
+
+
+async def end_at(step: str, nth: int, end: str) -> None:
+    async with pairs.world() as world:
+        prefill = await world.prefill()
+        relay = Relay(prefill.port)
+        await relay.start()
+        decode = world.decode(relay.target)
+        await pairs.connected(decode.link)
+        steps = Steps(step, nth)
+        watch(prefill, decode, steps)
+        ids = prompt(NUM_TOKENS)
+        sink = SteppedSink(ids, steps)
+        fetch = asyncio.create_task(decode.link.fetch(request(ids), sink))
+
+        def fail_at_prefill():
+            for job in tuple(prefill.backend.tasks):
+                job.fail(NoCapacity("pages: taken away"))
+                prefill.backend.abort(job)
+
+        steps.at = {
+            "decode cancels": fetch.cancel,
+            "prefill fails": fail_at_prefill,
+            "connection is cut": relay.cut,
+        }[end]
+        try:
+            await fetch
+        except (DisaggError, asyncio.CancelledError):
+            assert steps.reached
+        else:
+            assert step in ("finished is read", "admission ends", "ack is written") or (
+                end == "prefill fails"  # which had nothing left to do
+            )
+        assert steps.reached and sink.reading == 0
+        prefill.plane.fate = None
+        await until(lambda: at_baseline(prefill, decode))
+        await pairs.connected(decode.link)
+        await decode.link.fetch(request(ids), CheckingSink(ids))
+        await until(lambda: at_baseline(prefill, decode))
+        await decode.stop()
+        world.decodes.remove(decode)
+        await relay.stop()
+
+
+@pytest.mark.parametrize("end", ["decode cancels", "prefill fails", "connection is cut"])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_transfer_may_end_at_any_step_and_leaves_nothing_behind(step, end):
+    asyncio.run(asyncio.wait_for(end_at(step, 1, end), 60))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("end", ["decode cancels", "prefill fails", "connection is cut"])
+@pytest.mark.parametrize("nth", [2, 3])
+@pytest.mark.parametrize(
+    "step", [step for step in STEPS if not step.startswith(("start", "accepted", "finished"))]
+)
+def test_a_transfer_may_end_at_any_later_step_and_leaves_nothing_behind(step, nth, end):
+    asyncio.run(asyncio.wait_for(end_at(step, nth, end), 60))
