@@ -10,6 +10,7 @@ row and width; tiles behind the last visible key are not read.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -90,7 +91,7 @@ def sparse_attention(
     # [rows, halves, columns]; no copy.
     pools = [part.pool.reshape(-1, dim // sizes.columns, sizes.columns) for part in parts]
     out = plgpu.kernel(
-        lambda *refs, **scratch: _attend(sizes, *refs, **scratch),
+        functools.partial(_attend, sizes),
         out_type=jax.ShapeDtypeStruct(q.shape, jnp.float32),
         grid=(tokens, q.shape[1] // heads),
         grid_names=("token", "group"),
@@ -102,7 +103,7 @@ def sparse_attention(
             "queries_arrived": plgpu.Barrier(),
             "keys_arrived": plgpu.Barrier(num_arrivals=keys),
         },
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        kernel_name="sparse_attention",
         interpret=dispatch.interpret_mode(),
     )(q, sink, row, num_tiles, *pools)
     return out[:, :num_heads]
