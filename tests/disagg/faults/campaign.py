@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable
 
 from disagg.data_plane import DataPlane
 from disagg.errors import DataLoss, DeadlineExceeded, DisaggError, PeerLost
-from disagg.incoming import FetchRequest
+from disagg.incoming import FetchRequest, FetchResult
 from disagg.receiver import PrefillLink
 from tests.disagg import pair as pairs
 from tests.disagg.faults.director import Attempt, Director, Owner
@@ -28,8 +28,7 @@ from tests.disagg.faults.relay import Relay
 from tests.disagg.pair import CheckingSink, MadeUpBackend, prompt, until
 
 NUM_SLOTS = 96
-CONCURRENCY = 24
-TIMEOUT_S = 5.0
+CONCURRENCY = 20
 SLACK_S = 3.0
 MAX_ATTEMPTS = 3
 OUTBOX_SLABS = 12
@@ -109,6 +108,7 @@ class Campaign:
         make_plane: the data plane under test, by agent name.
         per_round: transfers before prefill is killed and started again at its address.
         connection_every: so many rounds; the last of them is about the connection.
+        timeout_s: deadline of each attempt.
     """
 
     def __init__(
@@ -118,9 +118,11 @@ class Campaign:
         *,
         per_round: int = 120,
         connection_every: int = 4,
+        timeout_s: float = 12.0,
     ) -> None:
         self._seed, self._make_plane, self._per_round = seed, make_plane, per_round
         self._connection_every = connection_every
+        self._timeout_s = timeout_s
         self._secret = SECRET if seed % 2 else None
         self.table = Table()
 
@@ -206,7 +208,7 @@ class Campaign:
             faults = plan if number <= plan.attempts else dataclasses.replace(plan, kind="none")
             director.attempts[owner] = attempt = Attempt(owner, faults)
             sink = CheckingSink(ids, seconds=0.001)
-            request = FetchRequest(transfer_id, number, ids, timeout_s=TIMEOUT_S)
+            request = FetchRequest(transfer_id, number, ids, timeout_s=self._timeout_s)
             try:
                 result = await self._fetch(link, request, sink, faults)
             except asyncio.CancelledError:
@@ -233,13 +235,14 @@ class Campaign:
             met += attempt.met
         return seen, met
 
-    @staticmethod
-    async def _fetch(link: PrefillLink, request: FetchRequest, sink: CheckingSink, plan: FaultPlan):
+    async def _fetch(
+        self, link: PrefillLink, request: FetchRequest, sink: CheckingSink, plan: FaultPlan
+    ) -> FetchResult:
         """One attempt. Raises TimeoutError if it does not end in time."""
         fetch = asyncio.create_task(link.fetch(request, sink))
         if plan.kind == "cancelled":
             asyncio.get_running_loop().call_later(plan.delay_s / 4, fetch.cancel)
-        done, _ = await asyncio.wait([fetch], timeout=TIMEOUT_S + SLACK_S)
+        done, _ = await asyncio.wait([fetch], timeout=self._timeout_s + SLACK_S)
         if not done:
             raise TimeoutError
         return fetch.result()

@@ -44,14 +44,14 @@ def test_plans_follow_from_the_seed_and_take_turns_through_all_kinds():
 
 def test_a_fault_of_every_kind_over_nixl_is_detected_or_harmless(nixl_plane):
     kinds = len(TRANSFER_KINDS)
-    campaign = Campaign(1, nixl_plane, per_round=kinds, connection_every=2)
+    campaign = Campaign(1, nixl_plane, per_round=kinds, connection_every=2, timeout_s=4)
     check(run(campaign, kinds + 32, 100), kinds + 32)
 
 
 @pytest.mark.soak
 def test_a_fault_of_every_kind_in_process_is_detected_or_harmless():
     kinds = len(TRANSFER_KINDS)
-    campaign = Campaign(2, None, per_round=kinds, connection_every=2)
+    campaign = Campaign(2, None, per_round=kinds, connection_every=2, timeout_s=4)
     check(run(campaign, 2 * kinds, 100), 2 * kinds)
 
 
