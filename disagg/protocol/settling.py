@@ -1,0 +1,64 @@
+"""What prefill's answer to an Abort proves about the landing slots of an ended attempt.
+
+A slot is free when prefill answers that it posted nothing into it, or when exactly what it says it
+posted has landed. Anything else proves nothing. Pure functions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable
+
+from disagg.fence import FENCE_BYTES
+from disagg.lease import Lease
+
+
+class ReportState(enum.Enum):
+    """What prefill says of an attempt."""
+
+    UNKNOWN = "unknown"  # nothing of it is unacknowledged, and it can't be started any more
+    RUNNING = "running"
+    DRAINING = "draining"  # ended; a write is pending at prefill
+    DRAINED = "drained"  # ended; every write is terminal at prefill
+
+
+@dataclasses.dataclass(frozen=True)
+class Posted:
+    """One slab that prefill posted and that decode has not acknowledged."""
+
+    slab_index: int
+    landing_index: int
+    lease_epoch: int
+    fence_rows: bytes
+    fence_posted: bool
+
+
+class Claim(enum.Enum):
+    """What an answer says about one lease."""
+
+    NOTHING = "nothing"  # proves nothing
+    NOT_POSTED = "not_posted"  # no write went to it, and none will
+    POSTED = "posted"  # free once these very bytes have landed
+
+
+def claim(
+    state: ReportState | None, posted: Iterable[Posted], lease: Lease
+) -> tuple[Claim, Posted | None]:
+    """What an answer says about a lease, and the entry that names it. None = no known state."""
+    if state is None or state is ReportState.RUNNING:
+        return Claim.NOTHING, None
+    for entry in posted:
+        if (entry.landing_index, entry.lease_epoch) == (lease.index, lease.epoch):
+            return Claim.POSTED, entry
+    return Claim.NOT_POSTED, None
+
+
+def rows_may_prove(posted: Posted, fence_memory: bytes) -> bool:
+    """Whether the rows that landed are those that were posted.
+
+    Then matching digests of all bytes prove that nothing is on its way any more.
+    """
+    if len(posted.fence_rows) != FENCE_BYTES:
+        return False
+    return not posted.fence_posted or fence_memory == posted.fence_rows
