@@ -8,6 +8,8 @@ of index: who reads them needs a set, and reads of neighbours are near each othe
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -55,7 +57,7 @@ def masked_topk(
         "topk",
         implementation,
         reference=reference.masked_topk,
-        pallas=lambda: reference.masked_topk,
+        pallas=_pallas,
     )
     k = min(k, scores.shape[-1])
     indices, valid = topk(scores.reshape(-1, scores.shape[-1]), visible.reshape(-1), k)
@@ -94,3 +96,9 @@ def select_entries(
         )
     indices, valid = masked_topk(scores, k, visible, implementation=implementation)
     return locate(indices, valid, page_table, entries_per_page)
+
+
+def _pallas() -> Callable[[jax.Array, jax.Array, int], tuple[jax.Array, jax.Array]]:
+    from pallas_kernels.topk import pallas
+
+    return pallas.masked_topk
