@@ -1,7 +1,8 @@
 """What a compiled step takes and yields, as host values, and how they become its arrays.
 
 Owns the padding: steps have fixed shapes, rows that are not used point at the scratch slot and
-page. Knows neither the programs nor who asks for a row.
+page. Refuses what would write one address of a pool twice: kernels rely on it. Knows neither the
+programs nor who asks for a row.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dsv4.cache import SCRATCH_PAGE, SCRATCH_SLOT
 from serve.engine.sampler import SamplingRows
 
 
 class NonFiniteLogits(ArithmeticError):
     """A step produced NaN or infinite logits; the token drawn from them must not be used."""
+
+
+class SharedAddress(ValueError):
+    """Two tokens of one step would be written to the same address of a pool."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,12 @@ class PrefillChunk:
     next_token: int | None = None
 
 
-def decode_arrays(rows: Sequence[DecodeRow], *, size: int, width: int) -> tuple:
-    """tokens, positions i32 [size], page tables [size, width], slots [size], sampling."""
+def decode_arrays(rows: Sequence[DecodeRow], *, size: int, width: int, page_tokens: int) -> tuple:
+    """tokens, positions i32 [size], page tables [size, width], slots [size], sampling.
+
+    Raises SharedAddress.
+    """
+    _refuse_shared_addresses(rows, page_tokens)
     tokens, positions = np.zeros(size, np.int32), np.zeros(size, np.int32)
     slots, tables = np.zeros(size, np.int32), np.zeros((size, width), np.int32)
     for i, row in enumerate(rows):
@@ -81,9 +91,15 @@ def decode_arrays(rows: Sequence[DecodeRow], *, size: int, width: int) -> tuple:
     return tokens, positions, tables, slots, sampling
 
 
-def prefill_arrays(chunk: PrefillChunk, *, size: int, width: int) -> tuple:
-    """tokens i32 [size], start, num_valid, page table [width], slot, sampling of one row."""
+def prefill_arrays(chunk: PrefillChunk, *, size: int, width: int, page_tokens: int) -> tuple:
+    """tokens i32 [size], start, num_valid, page table [width], slot, sampling of one row.
+
+    Raises SharedAddress.
+    """
     num_valid = len(chunk.tokens)
+    written = chunk.pages[chunk.start // page_tokens : -(-(chunk.start + num_valid) // page_tokens)]
+    if len(set(written)) < len(written):
+        raise SharedAddress(f"chunk.pages: got {written} to write to, expected distinct pages")
     tokens = np.zeros(size, np.int32)
     tokens[:num_valid] = chunk.tokens
     return (
@@ -94,6 +110,28 @@ def prefill_arrays(chunk: PrefillChunk, *, size: int, width: int) -> tuple:
         np.int32(chunk.slot),
         _sampling_rows([(chunk.sampling, chunk.start + num_valid)], 1),
     )
+
+
+def _refuse_shared_addresses(rows: Sequence[DecodeRow], page_tokens: int) -> None:
+    """Positions of a slot must be distinct, and a page that is written must be of one slot."""
+    positions: set[tuple[int, int]] = set()
+    slot_of_page: dict[int, int] = {}
+    for index, row in enumerate(rows):
+        if row.slot == SCRATCH_SLOT:
+            continue
+        if (row.slot, row.position) in positions:
+            raise SharedAddress(
+                f"rows[{index}]: got position {row.position} of slot {row.slot} again, "
+                "expected it in one row"
+            )
+        positions.add((row.slot, row.position))
+        for page in row.pages[row.position // page_tokens :][:1]:
+            owner = slot_of_page.setdefault(page, row.slot)
+            if owner != row.slot and page != SCRATCH_PAGE:
+                raise SharedAddress(
+                    f"rows[{index}]: got page {page} for slot {row.slot}, which slot {owner} "
+                    "writes, expected a page of its own"
+                )
 
 
 def _page_table(pages: tuple[int, ...], width: int) -> np.ndarray:

@@ -144,7 +144,9 @@ class Runner:
             hold drafts follow the row they continue.
           width: the bucket's page-table width.
         """
-        arrays = decode_arrays(rows, size=self.decode_rows, width=width)
+        arrays = decode_arrays(
+            rows, size=self.decode_rows, width=width, page_tokens=self.spec.page_tokens
+        )
         with trace("decode_step"):
             self._cache, *results = self._decode(self._cache, self._leaves, *arrays)
             drawn, finite, *drafts = jax.device_get(results)
@@ -231,7 +233,9 @@ class Runner:
         """Every compiled step of one bucket, lowered with this engine's shapes (for inspection)."""
         i32 = functools.partial(np.zeros, dtype=np.int32)
         chunk = PrefillChunk(i32(1), 0, (), 0, GREEDY)
-        rows = decode_arrays([], size=self.decode_rows, width=width)
+        rows = decode_arrays(
+            [], size=self.decode_rows, width=width, page_tokens=self.spec.page_tokens
+        )
         pages = typed(self._paged, zeros(self._paged, self.chunk_pages), self.chunk_pages)
         slot = typed(self._slotted, zeros(self._slotted, 1), 1)
         return {
@@ -265,7 +269,9 @@ class Runner:
         return {name: a.unsafe_buffer_pointer() for name, a in self._cache.items()}
 
     def _prefill_arrays(self, chunk: PrefillChunk, width: int) -> tuple:
-        arrays = prefill_arrays(chunk, size=self.chunk_tokens, width=width)
+        arrays = prefill_arrays(
+            chunk, size=self.chunk_tokens, width=width, page_tokens=self.spec.page_tokens
+        )
         if not self._drafts:
             return arrays
         return *arrays, np.int32(-1 if chunk.next_token is None else chunk.next_token)
