@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from typing import Any
 
@@ -51,6 +52,8 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S = 10.0
+PROBE_SHARE = 0.8
+"""Of the time until an unproven slot is quarantined: when a lost prefill may be taken for dead."""
 
 _REFUSALS = (
     LayoutMismatch,
@@ -190,7 +193,7 @@ class PrefillLink:
                 finally:
                     self._stub = None
             self._probe()
-            await self._backoff.sleep()
+            await asyncio.sleep(min(self._backoff.next_delay(), self._until_probe()))
 
     async def _session(self, stub: Any) -> None:
         """One session, from Hello to its end, which is always an error."""
@@ -260,12 +263,18 @@ class PrefillLink:
         if agent is not None:
             self._hub.plane.remove_peer(agent)
 
+    def _until_probe(self) -> float:
+        """Seconds until the question below may be asked; infinite when it may."""
+        left = self._lost_at + PROBE_SHARE * self._quarantine_after_s - time.monotonic()
+        return left if left > 0 else math.inf
+
     def _probe(self) -> None:
         """There has been no session for a while: is the process gone for good?
 
-        Not asked at once, since a connection may break while its process lives.
+        Not asked at once, since a connection may break while its process lives; but before its
+        slots count as quarantined, since those of a dead process need not be.
         """
-        if time.monotonic() - self._lost_at < self._quarantine_after_s:
+        if self._until_probe() != math.inf:
             return
         for epoch, agent in tuple(self._agents.items()):
             if self._hub.plane.peer_disconnected(agent):

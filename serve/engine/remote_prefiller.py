@@ -2,7 +2,7 @@
 
 Chooses a prefill, fetches the prompt's cache into the request's pages and slot, and decides what a
 failure means: a lost peer or damaged data is tried again from the tokens with a new attempt
-number, a refusal is final.
+number, rather at another prefill; a full prefill is left for another one; other refusals are final.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from disagg.errors import (
     DataLoss,
     DisaggError,
     LayoutMismatch,
+    NoCapacity,
     PeerLost,
     Unauthenticated,
     WrongRole,
@@ -26,6 +27,7 @@ from disagg.errors import (
 from disagg.receiver import FetchRequest, FetchResult, LandingHub, PrefillLink, Sampling
 from disagg.slab import Slab, segment_view
 from disagg.tasks import cancel_all, run_to_end
+from disagg.transfer_log import TransferRecord
 from serve.engine.admission import Grant
 from serve.engine.device import DeviceThread
 from serve.engine.loaded import LoadedModel
@@ -61,6 +63,7 @@ class RemotePrefiller:
         self._prefill_timeout_s = prefill_timeout_s
         self._max_attempts = max_attempts
         self._links: Sequence[PrefillLink] = ()
+        self._chosen_at: dict[PrefillLink, int] = {}
         self._hub: LandingHub | None = None
 
     async def start(self, loaded: LoadedModel, device: DeviceThread) -> None:
@@ -81,6 +84,7 @@ class RemotePrefiller:
             attempt=0,
             token_ids=request.token_ids,
             sampling=Sampling(sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed),
+            request_id=request.request_id,
         )
         complete = len(request.token_ids) // self._runner.spec.page_tokens
         sink = _PoolSink(
@@ -88,16 +92,19 @@ class RemotePrefiller:
         )
         loop = asyncio.get_running_loop()
         started = loop.time()
+        tried: set[PrefillLink] = set()
         for attempt in range(1, self._max_attempts + 1):
-            link = await self._reachable_link()
+            link = await self._reachable_link(tried)
             try:
                 result = await link.fetch(replace(fetch, attempt=attempt), sink)
-            except (PeerLost, DataLoss) as error:
+            except (PeerLost, DataLoss, NoCapacity) as error:
+                tried.add(link)
                 log.warning(
                     "request %s: attempt %d of %d at %s failed: %s",
                     request.request_id, attempt, self._max_attempts, link.target, error,
                 )  # fmt: skip
-                if attempt == self._max_attempts:
+                full = isinstance(error, NoCapacity) and not self._ready_links - tried
+                if attempt == self._max_attempts or full:
                     raise
                 continue
             return Prefilled(
@@ -109,11 +116,18 @@ class RemotePrefiller:
             )
         raise PeerLost("prefill: no attempt was made")
 
-    async def _reachable_link(self) -> PrefillLink:
-        """The ready link with the fewest transfers; waits a bounded time for one."""
+    @property
+    def _ready_links(self) -> set[PrefillLink]:
+        return {link for link in self._links if link.ready}
+
+    async def _reachable_link(self, tried: set[PrefillLink]) -> PrefillLink:
+        """The ready link with the fewest transfers, of those not tried if there are any.
+
+        Of equal ones that which was chosen longest ago. Waits a bounded time for one.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._prefill_timeout_s
-        while not (ready := [link for link in self._links if link.ready]):
+        while not (ready := self._ready_links):
             left = deadline - loop.time()
             if left <= 0:
                 raise self._unreachable()
@@ -122,7 +136,13 @@ class RemotePrefiller:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 await cancel_all(waits)
-        return min(ready, key=lambda link: link.num_transfers)
+
+        def preference(link: PrefillLink) -> tuple[bool, int, int]:
+            return link in tried, link.num_transfers, self._chosen_at.get(link, -1)
+
+        chosen = min(ready, key=preference)
+        self._chosen_at[chosen] = max(self._chosen_at.values(), default=0) + 1
+        return chosen
 
     def _unreachable(self) -> DisaggError:
         """Why no prefill is ready: the one refusal if none of them fits, else that all are away."""
@@ -155,6 +175,9 @@ class RemotePrefiller:
 
     def peers(self) -> dict[str, str]:
         return {link.target: link.state for link in self._links}
+
+    def transfers(self, wanted: str) -> list[TransferRecord]:
+        return self._hub.log.find(wanted) if self._hub else []
 
     @property
     def healthy(self) -> bool:

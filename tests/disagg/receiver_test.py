@@ -163,3 +163,30 @@ def test_after_a_broken_transfer_a_link_is_ready_again_with_the_next_heartbeat()
             await until(lambda: at_baseline(prefill, decode))
 
     run(test())
+
+
+def test_a_dead_prefills_slots_are_free_before_they_count_as_quarantined():
+    """Else its death would cost requests at the other prefills: too many slots in quarantine."""
+
+    async def test():
+        async with pairs.world() as world:
+            first = await world.prefill(backend=MadeUpBackend(0.02))
+            decode = world.decode(first.target, quarantine_after_s=1.0)
+            await connected(decode.link)
+            first.plane.hold = lambda parts: True
+            lost = [fetch(decode.link, seed=i) for i in range(2)]
+            await until(lambda: first.plane.payloads_held == 4)
+            world.prefills.remove(first)
+            await first.kill()
+            await asyncio.gather(*lost, return_exceptions=True)
+            seen = set()
+
+            def look():
+                counts = decode.hub.lease_counts()
+                seen.add(counts["quarantined"])
+                return counts["free"] == 4
+
+            await until(look)
+            assert seen == {0} and decode.hub.ring.freed["peer_dead"] == 4
+
+    run(test())
