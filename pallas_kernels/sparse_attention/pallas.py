@@ -164,16 +164,24 @@ def _fetch(
     staged: Ref,
     arrived: Ref,
 ) -> None:
-    """Starts the copies of a tile's keys; a key that is not visible is replaced by row 0."""
-    begin = index * sizes.keys
-    rows = [jnp.maximum(row[begin + i], 0) for i in range(sizes.keys)]
+    """Starts the copies of a tile's keys, a share in each warp, so that none waits for the others.
+
+    All arrive at one barrier. In place of a key that is not visible comes row 0, and is ignored.
+    """
     first = 0
     for pool, end in zip(pools, sizes.ends, strict=True):
 
         @pl.when((index >= first) & (index < end))
         def _(pool: Ref = pool) -> None:
-            for i in range(sizes.keys):
-                plgpu.copy_gmem_to_smem(pool.at[pl.ds(rows[i], 1)], staged.at[pl.ds(i, 1)], arrived)
+            @plgpu.warp_map
+            def _(warp: jax.Array) -> None:
+                share = sizes.keys // _WARPS
+                keys = [warp * share + i for i in range(share)]
+                rows = [jnp.maximum(row[index * sizes.keys + key], 0) for key in keys]
+                for key, place in zip(keys, rows, strict=True):
+                    plgpu.copy_gmem_to_smem(
+                        pool.at[pl.ds(place, 1)], staged.at[pl.ds(key, 1)], arrived
+                    )
 
         first = end
 
