@@ -57,6 +57,7 @@ async def fetch(made: RemotePrefiller, number: int, num_tokens: int = 100):
     request = cast(Any, SimpleNamespace(request_id=f"r{number}", token_ids=ids))
     result = await made.prefill(request, Grant(pages, 0), GREEDY)
     assert result.first_token == sum(ids) % pairs.VOCAB
+    assert result.transfer is not None
     return result.transfer.prefill
 
 
