@@ -11,7 +11,7 @@ import importlib
 from pallas_kernels.cases import Case
 from pallas_kernels.comparison import Comparison
 
-KERNELS: tuple[str, ...] = ("index_k_store", "digest", "sparse_attention")
+KERNELS: tuple[str, ...] = ("index_k_store", "index_k_read", "topk", "digest", "sparse_attention")
 
 
 def cases(kernel: str) -> tuple[Case, ...]:

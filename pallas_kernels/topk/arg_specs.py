@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,7 @@ def _rows(rows: int, count: int, k: int, *uses: Use) -> Case:
         visible[0] = count
         return _scores(rng, rows, count, visible), visible
 
-    def call(scores: jax.Array, visible: jax.Array, **options: str) -> tuple[jax.Array, ...]:
+    def call(scores: jax.Array, visible: jax.Array, **options: Any) -> tuple[jax.Array, ...]:
         return api.masked_topk(scores, k, visible, **options)
 
     shapes = (

@@ -10,6 +10,7 @@ A block is one warpgroup, and must be: with more, sums to a scalar would share s
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -86,8 +87,8 @@ def _count(
     counts = plgpu.kernel(
         functools.partial(_count_block, words=words, tiles=tiles),
         out_type=counts,
-        grid=counts.shape[:2],
-        grid_names=("row", "block"),
+        grid=(blocks, scores.shape[0]),
+        grid_names=("block", "row"),
         interpret=dispatch.interpret_mode(),
     )(scores, visible, low, shift[None])
     return jnp.sum(counts, axis=1)
@@ -104,8 +105,8 @@ def _mark(
     above, at = plgpu.kernel(
         functools.partial(_mark_block, words=words, tiles=tiles),
         out_type=(marks, marks),
-        grid=(scores.shape[0], -(-scores.shape[1] // (words * tiles))),
-        grid_names=("row", "block"),
+        grid=(-(-scores.shape[1] // (words * tiles)), scores.shape[0]),
+        grid_names=("block", "row"),
         interpret=dispatch.interpret_mode(),
     )(scores, visible, threshold)
     return jax.lax.bitcast_convert_type(above, jnp.uint32), jax.lax.bitcast_convert_type(
@@ -196,7 +197,7 @@ def _seen_tiles(seen: jax.Array, block: jax.Array, words: int, tiles: int) -> ja
 
 
 def _load_keys(
-    scores: jax.Ref, begin: jax.Array, words: int, seen: jax.Array, layout: plgpu.Layout
+    scores: jax.Ref, begin: jax.Array, words: int, seen: jax.Array, layout: Any
 ) -> jax.Array:
     """Keys [words, 32] of the row's words from `begin` on, `MASKED` where not visible."""
     shape = (words, _WORD)
