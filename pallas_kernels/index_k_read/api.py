@@ -5,11 +5,13 @@ Pages are given; which entries exist follows from `visible`, never from pool con
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 
 from pallas_kernels import dispatch
 from pallas_kernels import index_k_format as page_format
-from pallas_kernels.index_k_read import reference
+from pallas_kernels.index_k_read import limits, reference
 
 
 def index_k_scores(
@@ -39,14 +41,18 @@ def index_k_scores(
         float32 [B, T, N * entries_per_page], -inf where an entry is not visible.
 
     Raises:
-        ValueError: unknown storage format, or a pool shape that does not fit it.
+        ValueError: unknown storage format, a pool shape that does not fit it, or "pallas" was named
+            and `limits.refusal` has a reason.
     """
     page_format.check_pool(pool, q.shape[-1], storage_format, entries_per_page)
     scores = dispatch.choose(
         "index_k_read",
         implementation,
         reference=reference.index_k_scores,
-        pallas=lambda: reference.index_k_scores,
+        pallas=_pallas,
+        refusal=limits.refusal(
+            q, page_table, entries_per_page=entries_per_page, storage_format=storage_format
+        ),
     )
     return scores(
         q,
@@ -57,3 +63,9 @@ def index_k_scores(
         entries_per_page=entries_per_page,
         storage_format=storage_format,
     )
+
+
+def _pallas() -> Callable[..., jax.Array]:
+    from pallas_kernels.index_k_read import pallas
+
+    return pallas.index_k_scores

@@ -1,12 +1,13 @@
 """The products of a tile of keys with a query's heads, on each kind of tensor core.
 
-One warpgroup multiplies `TILE_KEYS` keys by all heads of one query, takes relu, weighs and sums over
-heads. Keys are prepared once (`operand`), then scored with as many queries as there are (`score`).
-It knows nothing of pages, tables or visibility.
+One warpgroup multiplies `TILE_KEYS` keys by all heads of one query, takes relu, weighs and sums
+over heads. Keys are prepared once (`operand`), then scored with as many queries as there are
+(`score`). It knows nothing of pages, tables or visibility.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -14,13 +15,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-TILE_KEYS = 128
+from pallas_kernels.index_k_read.limits import TILE_KEYS
+
 MATMULS = ("mma", "wgmma", "tcgen05")
 _MMA_DEPTH = 64  # values of a key that are in registers at once, of the queries' side
 _TMEM_HEADS = 32  # heads that are read from tensor memory at once
 
 
-def swizzled(shape: tuple[int, ...], dtype: Any) -> plgpu.SMEM:
+def swizzled(shape: tuple[int, ...], dtype: Any) -> Any:
     """Shared memory [..., rows, dim], laid out so that reading columns of tiles is fast.
 
     A bfloat16 array gets the tiles that tensor cores take. Bytes are one tile wide and stay rows:
@@ -28,9 +30,11 @@ def swizzled(shape: tuple[int, ...], dtype: Any) -> plgpu.SMEM:
     """
     width = jnp.dtype(dtype).itemsize
     swizzle = min(128, shape[-1] * width)
-    transforms = (plgpu.SwizzleTransform(swizzle),)
+    # Abstract to pyright only.
+    transforms: tuple = (plgpu.SwizzleTransform(swizzle),)  # pyright: ignore[reportAbstractUsage]
     if width > 1:
-        transforms = (plgpu.TilingTransform((8, swizzle // width)), *transforms)
+        tile = plgpu.TilingTransform((8, swizzle // width))  # pyright: ignore[reportAbstractUsage]
+        transforms = (tile, *transforms)
     return plgpu.SMEM(shape, dtype, transforms=transforms)
 
 
@@ -41,10 +45,11 @@ def scratch(matmul: str, warpgroups: int, heads: int) -> dict[str, Any]:
     return {
         "sums": plgpu.TMEM((TILE_KEYS, warpgroups * heads), jnp.float32),
         "multiplied": plgpu.Barrier(num_barriers=warpgroups, orders_tensor_core=True),
+        "read": plgpu.Barrier(num_barriers=warpgroups, orders_tensor_core=True),
     }
 
 
-def row_layout(matmul: str) -> plgpu.SomeLayout:
+def row_layout(matmul: str) -> Any:
     """Layout of one value for each key, as `score` returns them."""
     return _layout(matmul).reduce(1)
 
@@ -143,7 +148,7 @@ def _wgmma(keys: jax.Array, q: Any) -> jax.Array:
         plgpu.wgmma(sums, keys, q.transpose((1, 0)))
         return sums[...]
 
-    accumulator = plgpu.ACC((keys.shape[0], q.shape[0]), jnp.float32)
+    accumulator = plgpu.WGMMAAccumulatorRef((keys.shape[0], q.shape[0]), jnp.float32)
     return pl.run_scoped(multiply, accumulator)
 
 
@@ -159,13 +164,15 @@ def _tcgen05(keys: Any, q: Any, weights: Any, warpgroup: Any, extra: dict) -> ja
     plgpu.tcgen05_mma(accumulator, keys, q.transpose((1, 0)), multiplied, accumulate=False)
     plgpu.barrier_wait(multiplied)
     count = min(heads, _TMEM_HEADS)
-    total = None
+    parts = []
     for start in range(0, heads, count):
         part = plgpu.async_load_tmem(sums.at[:, pl.ds(first + start, count)])
         part = plgpu.layout_cast(part, plgpu.Layout.TCGEN05_TMEM_NATIVE)
-        part = _weigh("tcgen05", part, weights.at[pl.ds(start, count)])
-        total = part if total is None else total + part
-    # Before the next product overwrites what is still being read. Race detection does not see it
-    # missing.
-    plgpu.wait_load_tmem()
-    return total
+        # Before the next product overwrites what is being read. Race detection does not see it
+        # missing.
+        plgpu.wait_load_tmem()
+        parts.append(_weigh("tcgen05", part, weights.at[pl.ds(start, count)]))
+    # The thread that starts the next product is told that all others have read. That barrier orders
+    # the tensor core too; the race detection does not see it missing.
+    plgpu.barrier_arrive_and_wait(extra["read"].at[warpgroup])
+    return functools.reduce(jnp.add, parts)

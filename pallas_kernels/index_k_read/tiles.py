@@ -1,7 +1,7 @@
 """Tiles of keys between a request's pages, shared memory and the scores' array.
 
 A tile is `TILE_KEYS` consecutive entries of a request: whole pages, fetched by TMA through the page
-table, and their scores, written back as one piece. No page id is used that an invisible entry needs.
+table, and their scores, written back as one piece. Page ids of invisible entries are never used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import index_k_format as page_format
 from pallas_kernels.index_k_read import matmul as matmuls
-from pallas_kernels.index_k_read.matmul import TILE_KEYS
+from pallas_kernels.index_k_read.limits import TILE_KEYS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,13 +126,11 @@ class Tiles:
         layout = matmuls.row_layout(self.matmul)
         return keys, plgpu.load(shared["scales"].at[slot], layout=layout, optimized=False)
 
-    def score(
-        self, keys: Any, scales: Any, q: Any, weights: Any, warpgroup: Any, shared: dict
-    ) -> jax.Array:
-        """float32 scores of a tile's keys with one query in shared memory."""
-        extra = (q, weights, warpgroup, shared, self.interpret)
-        scores = matmuls.score(self.matmul, keys, *extra)
-        return scores if scales is None else scores * scales
+    def score(self, keys: Any, scales: Any, slot: Any, warpgroup: Any, shared: dict) -> jax.Array:
+        """float32 scores of a tile's keys with the query in `slot`."""
+        query = (shared["q"].at[slot], shared["weights"].at[slot])
+        made = matmuls.score(self.matmul, keys, *query, warpgroup, shared, self.interpret)
+        return made if scales is None else made * scales
 
     def write(
         self, scores: jax.Array | None, tile: Any, visible: Any, warpgroup: Any, shared: dict
@@ -148,16 +146,28 @@ class Tiles:
 
     def send(self, out: Any, row: Any, query: Any, tile: Any, warpgroup: Any, shared: dict) -> None:
         """Starts to copy what `write` wrote to out[row, query]; the caller waits for it."""
+        # Whole pages, as many as divide both the tile and the table.
         piece = math.gcd(self.table_pages, self.pages) * self.entries
-        entries = self.table_pages * self.entries
         for start in range(0, TILE_KEYS, piece):
             begin = tile * TILE_KEYS + start
 
-            def copy(begin: Any = begin, start: int = start) -> None:
+            @pl.when(begin < self.table_pages * self.entries)
+            def _(start: int = start, begin: Any = begin) -> None:
                 source = shared["scores"].at[warpgroup, pl.ds(start, piece)]
                 plgpu.copy_smem_to_gmem(source, out.at[row, query, pl.ds(begin, piece)])
 
-            if piece == TILE_KEYS:
-                copy()
-            else:
-                pl.when(begin < entries)(copy)
+
+def query_scratch(tiles: Tiles, slots: int) -> dict[str, Any]:
+    """Shared memory for `slots` queries in flight."""
+    return {
+        "q": matmuls.swizzled((slots, tiles.heads, tiles.dim), jnp.bfloat16),
+        "weights": plgpu.SMEM((slots, tiles.heads), jnp.float32),
+        "asked": plgpu.Barrier(num_barriers=slots, num_arrivals=2),
+    }
+
+
+def fetch_query(q: Any, weights: Any, slot: Any, shared: dict) -> None:
+    """Starts to load a query and its weights into a slot that nobody reads any more."""
+    asked = shared["asked"].at[slot]
+    plgpu.copy_gmem_to_smem(q, shared["q"].at[slot], asked)
+    plgpu.copy_gmem_to_smem(weights, shared["weights"].at[slot], asked)

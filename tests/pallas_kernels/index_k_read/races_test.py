@@ -1,0 +1,56 @@
+"""Planted races in the index-K scores are found.
+
+That they have none is in pallas_test.py and, as for all kernels, in registry_interpret_test.py.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import tuning
+from pallas_kernels.index_k_read import arg_specs, decode, matmul, pallas, prefill, tiles
+from tests.pallas_kernels import racing
+
+MODULES = (pallas, decode, prefill, tiles, matmul)
+
+pytestmark = pytest.mark.timeout(racing.TIMEOUT_S)
+
+
+def scores(queries):
+    """Two tiles a row: the second meets what the first left."""
+    made = arg_specs.shapes((1, queries, 32, 32, 4, 4), "bf16")
+    visible = np.full((1, queries), 4 * 64, np.int32)
+    arrays: Any = arg_specs.make(np.random.default_rng(0), shapes=made, visible=visible)
+    return pallas.index_k_scores(*arrays, entries_per_page=64, storage_format="bf16")
+
+
+@pytest.mark.parametrize(
+    ("missing", "queries"),
+    [
+        ("barrier_wait", 1),
+        ("commit_smem", 1),
+        ("wait_smem_to_gmem", 1),
+        ("barrier_wait", 3),
+        ("wait_smem_to_gmem", 3),
+    ],
+)
+def test_what_is_not_waited_for_is_a_race(monkeypatch, missing, queries):
+    racing.expect_race(monkeypatch, MODULES, missing, lambda: scores(queries))
+
+
+class _Impatient(racing.Without):
+    """`plgpu` without the wait for the answers of three warpgroups."""
+
+    def barrier_wait(self, barrier):
+        if barrier.dtype.num_arrivals != 3:
+            plgpu.barrier_wait(barrier)
+
+
+def test_a_slot_that_is_filled_again_before_all_have_answered_is_a_race(monkeypatch):
+    racing.detect(monkeypatch)
+    parameters = tuning.parameters("index_k_read") | {"mma_bf16_warpgroups": 3}
+    monkeypatch.setattr(tuning, "parameters", lambda kernel: parameters)
+    monkeypatch.setattr(prefill, "plgpu", _Impatient())
+    racing.expect_race_as_it_is(lambda: scores(3))
