@@ -14,8 +14,8 @@ from pallas_kernels import dispatch
 from pallas_kernels.sparse_attention import reference
 from pallas_kernels.sparse_attention.keys import Keys, PagedKeys
 
-# Rows of a pool are counted in int32.
-_MAX_ROWS = 2**31 - 1
+# Rows of a pool are counted in int32; a grid has so many blocks along an axis that is not its last.
+_MAX_ROWS, _MAX_TOKENS = 2**31 - 1, 2**16 - 1
 
 
 def sparse_attention(
@@ -88,12 +88,14 @@ def _check(q: jax.Array, parts: Sequence[PagedKeys], sink: jax.Array) -> None:
 
 def _refusal(q: jax.Array, parts: Sequence[PagedKeys]) -> str | None:
     """Why the Pallas kernel does not take these arguments."""
-    dim = q.shape[2]
+    tokens, _, dim = q.shape
     for name, array in [("q", q)] + [(f"parts[{i}].pool", p.pool) for i, p in enumerate(parts)]:
         if array.dtype != "bfloat16":
             return f"{name} is {array.dtype}, and it takes bfloat16"
     if dim not in (64, 128) and dim % 256:
         return f"heads are {dim} wide, and it takes 64, 128 and multiples of 256"
+    if tokens > _MAX_TOKENS:
+        return f"there are {tokens} tokens, and it takes {_MAX_TOKENS}"
     if any(part.pool.shape[0] * part.pool.shape[1] > _MAX_ROWS for part in parts):
         return f"a pool has more than {_MAX_ROWS} entries"
     return None
