@@ -52,6 +52,7 @@ class FetchRequest:
         token_ids: the prompt.
         sampling: for the first token.
         timeout_s: seconds until DeadlineExceeded; None = no limit.
+        request_id: of the client, for the log of transfers.
     """
 
     transfer_id: bytes
@@ -59,6 +60,7 @@ class FetchRequest:
     token_ids: Sequence[int]
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
     timeout_s: float | None = None
+    request_id: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

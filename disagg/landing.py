@@ -26,6 +26,7 @@ from disagg.handshake import Endpoint
 from disagg.lease import DrainProof, Lease, LeaseRing, LeaseState
 from disagg.slab import Slab, segment_view
 from disagg.tasks import Pacer, Trace, cancel_all, no_trace, run_to_end
+from disagg.transfer_log import TransferLog
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,9 @@ class LandingHub:
         max_grants_per_transfer: slots that one transfer may hold.
         max_quarantined_share: share of the slots in quarantine beyond which health is bad.
         trace: opens profiler spans.
+
+    Attributes:
+        log: of the last attempts.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class LandingHub:
         self.verify_timeout_s = verify_timeout_s
         self.max_grants_per_transfer = max_grants_per_transfer
         self.trace = trace
+        self.log = TransferLog()
         self.ring = LeaseRing(num_slots, max_quarantined_share=max_quarantined_share)
         self._slab_bytes = endpoint.slab_bytes
         self._payload = allocate_registered(num_slots * self._slab_bytes)

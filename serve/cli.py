@@ -1,4 +1,4 @@
-"""The command line: `python -m serve prefill|decode|local|generate|chat|profile|status|audit|demo`.
+"""The command line, `python -m serve COMMAND`: servers, clients and what an operator runs.
 
 Owns the flags and their help. Subcommands import what they need when they run, so that `--help`
 answers at once. The flags of the servers come from the table of settings in `serve.config`.
@@ -70,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_profile(commands)
     _add_status(commands)
     _add_audit(commands)
+    _add_inspect_transfer(commands)
     _add_demo(commands)
     return parser
 
@@ -104,6 +105,10 @@ def _run(options: argparse.Namespace) -> int:
         from serve.commands import audit
 
         return audit.run(options)
+    if options.command == "inspect-transfer":
+        from serve.commands import inspect_transfer
+
+        return inspect_transfer.run(options)
     if options.command == "demo":
         from serve import demo
 
@@ -363,6 +368,27 @@ failed, and 2 if deployment and control can't be compared.
         help="compare tokens alone, not the bytes of the cache",
     )
     parser.add_argument("--json", metavar="FILE", help="writes the report, all findings included")
+
+
+def _add_inspect_transfer(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> None:
+    parser = _add_command(
+        commands,
+        "inspect-transfer",
+        "shows a hand-over's segments and digests at both ends",
+        """\
+example:
+  python -m serve inspect-transfer 6f0d... --target 127.0.0.1:7080
+
+The exit status is 0 if the last attempt is complete and every segment has the same digest at both
+ends.
+""",
+        "A server remembers its last few hundred hand-overs.",
+    )
+    parser.add_argument("id", metavar="ID", help="of the request, or of the transfer (hexadecimal)")
+    _add_target(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON array of attempts")
 
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -167,6 +167,19 @@ class Client:
         )
         return answer.was_in_flight
 
+    async def inspect_transfer(
+        self, wanted: str, deadline_s: float = 5.0
+    ) -> list[pb.TransferRecord]:
+        """What the server remembers of a hand-over. Raises grpc.aio.AioRpcError.
+
+        Args:
+          wanted: id of the transfer, hexadecimal, or, at decode, of the request.
+        """
+        answer = await self._engine.InspectTransfer(
+            pb.InspectTransferRequest(id=wanted), timeout=deadline_s
+        )
+        return list(answer.attempts)
+
     async def health(self, service: str = "", deadline_s: float = 2.0) -> str:
         """SERVING, NOT_SERVING, SERVICE_UNKNOWN, or UNREACHABLE."""
         request = health_pb2.HealthCheckRequest(service=service)

@@ -6,10 +6,13 @@ What the wire can express but the API forbids (both prompt kinds, unknown fields
 
 from __future__ import annotations
 
+import dataclasses
+
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from disagg.errors import InvalidField
+from disagg.transfer_log import TransferRecord
 from serve.api.proto.dsv4.generate.v1 import generate_pb2 as pb
 from serve.engine.request import (
     Completion,
@@ -21,7 +24,15 @@ from serve.engine.request import (
 )
 
 API_VERSION = "v1"
-CAPABILITIES = ("generate.text", "generate.token_ids", "chat", "abort", "profile", "page_digests")
+CAPABILITIES = (
+    "generate.text",
+    "generate.token_ids",
+    "chat",
+    "abort",
+    "profile",
+    "page_digests",
+    "inspect_transfer",
+)
 _SAMPLING_SCALARS = ("temperature", "top_k", "top_p", "seed", "max_tokens", "ignore_eos")
 _FINISH_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -178,6 +189,21 @@ def status_to_proto(status: EngineStatus, version: str) -> pb.ServerInfoResponse
         health=status.health,
         settings=status.settings,
     )
+
+
+def transfer_to_proto(record: TransferRecord) -> pb.TransferRecord:
+    """One attempt; every field of TransferRecord and SegmentRecord has its name on the wire."""
+    message = pb.TransferRecord(
+        transfer_id=record.transfer_id,
+        attempt=record.attempt,
+        peer=record.peer,
+        request_id=record.request_id,
+        began=record.began,
+        outcome=record.outcome,
+    )
+    for segment in record.segments:
+        message.segments.add(**dataclasses.asdict(segment))
+    return message
 
 
 def refuse_unknown(message: Message, where: str) -> None:

@@ -1,4 +1,4 @@
-"""The RPCs about the server itself: ServerInfo, Abort and Profile."""
+"""The RPCs about the server itself: ServerInfo, Abort, InspectTransfer and Profile."""
 
 from __future__ import annotations
 
@@ -47,6 +47,17 @@ class EngineService(pb_grpc.EngineServicer):
             error = Refused("INVALID_ARGUMENT", "request_id: seen '', expected an id", "request_id")
             await abort_with(context, error)
         return pb.AbortResponse(was_in_flight=self._front.abort(request.request_id))
+
+    async def InspectTransfer(
+        self, request: pb.InspectTransferRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.InspectTransferResponse:
+        """What this end remembers of a hand-over."""
+        if not request.id:
+            await abort_with(
+                context, Refused("INVALID_ARGUMENT", "id: seen '', expected an id", "id")
+            )
+        records = self._front.engine.transfers(request.id)
+        return pb.InspectTransferResponse(attempts=map(convert.transfer_to_proto, records))
 
     async def Profile(
         self, request: pb.ProfileRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from disagg.errors import Cancelled, DataLoss, DeadlineExceeded, DisaggError, PeerLost
 from disagg.tasks import cancel_all
+from disagg.transfer_log import TransferRecord
 from serve.engine.admission import AdmissionQueue
 from serve.engine.batching import plan_round
 from serve.engine.buckets import bucket_for
@@ -388,6 +389,9 @@ class GenerateEngine:
             )
 
     # --- status --------------------------------------------------------------------------------
+
+    def transfers(self, wanted: str) -> list[TransferRecord]:
+        return self._prefiller.transfers(wanted)
 
     def status(self) -> EngineStatus:
         alive = self._failure is None and self._device.busy_seconds() < STALL_SECONDS

@@ -21,6 +21,7 @@ from disagg.proto.dsv4.disagg.v1 import control_pb2_grpc as pb_grpc
 from disagg.sender import PrefillJob, PrefillService, PrefillServicer
 from disagg.slab import Slab
 from disagg.tasks import Pacer, cancel_all
+from disagg.transfer_log import TransferRecord
 from serve.engine.admission import AdmissionQueue, Grant
 from serve.engine.chunks import ChunkDone, run_chunks
 from serve.engine.components import Exported
@@ -244,6 +245,9 @@ class PrefillEngine:
         return self._loaded
 
     # --- status --------------------------------------------------------------------------------
+
+    def transfers(self, wanted: str) -> list[TransferRecord]:
+        return self._service.log.find(wanted) if self._service else []
 
     def status(self) -> EngineStatus:
         service, alive = self._service, self._alive

@@ -11,6 +11,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from disagg.transfer_log import TransferRecord
 from serve.engine.admission import Grant
 from serve.engine.chunks import run_chunks
 from serve.engine.device import DeviceThread
@@ -58,6 +59,10 @@ class Prefiller(Protocol):
         """Prefill address -> state of the link."""
         ...
 
+    def transfers(self, wanted: str) -> list[TransferRecord]:
+        """Hand-overs of a transfer id or a request id, oldest first."""
+        ...
+
     @property
     def healthy(self) -> bool:
         """Whether requests can be prefilled now."""
@@ -93,3 +98,7 @@ class LocalPrefiller:
 
     def peers(self) -> dict[str, str]:
         return {}
+
+    def transfers(self, wanted: str) -> list[TransferRecord]:
+        del wanted
+        return []

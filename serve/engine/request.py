@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from disagg.errors import InvalidField
+from disagg.transfer_log import TransferRecord
 from dsv4.text.chat.messages import Tool
 from dsv4.text.dsml.calls import ToolChoice
 from dsv4.text.dsml.events import Call, Problem
@@ -302,3 +303,7 @@ class Engine(Protocol):
         ...
 
     def status(self) -> EngineStatus: ...
+
+    def transfers(self, wanted: str) -> list[TransferRecord]:
+        """Hand-overs of a transfer id, or of a request id where it is known, oldest first."""
+        ...

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from disagg.errors import AlreadyExists, DeadlineExceeded, DisaggError, PeerLost
+from disagg.transfer_log import TransferLog, TransferRecord
 from dsv4.text import ByteTokenizer, Tokenizer
 from serve.api.server import ApiServer
 from serve.client import Client
@@ -56,6 +57,7 @@ class FakeEngine:
     tokenizer: Tokenizer | None = field(default_factory=ByteTokenizer)
     max_context: int = MAX_CONTEXT
     page_digests: dict[tuple[int, str], int] = field(default_factory=dict)
+    log: TransferLog = field(default_factory=TransferLog)
     ready: bool = False
     draining: bool = False
 
@@ -141,6 +143,9 @@ class FakeEngine:
 
     def _digests_for(self, request: Request) -> dict[tuple[int, str], int] | None:
         return self.page_digests if request.page_digests else None
+
+    def transfers(self, wanted: str) -> list[TransferRecord]:
+        return self.log.find(wanted)
 
     def status(self) -> EngineStatus:
         return EngineStatus(

@@ -317,6 +317,58 @@ class AbortResponse(_message.Message):
     was_in_flight: bool
     def __init__(self, was_in_flight: _Optional[bool] = ...) -> None: ...
 
+class InspectTransferRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class InspectTransferResponse(_message.Message):
+    __slots__ = ("attempts",)
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    attempts: _containers.RepeatedCompositeFieldContainer[TransferRecord]
+    def __init__(self, attempts: _Optional[_Iterable[_Union[TransferRecord, _Mapping]]] = ...) -> None: ...
+
+class TransferRecord(_message.Message):
+    __slots__ = ("transfer_id", "attempt", "peer", "request_id", "began", "outcome", "segments")
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    transfer_id: bytes
+    attempt: int
+    peer: str
+    request_id: str
+    began: float
+    outcome: str
+    segments: _containers.RepeatedCompositeFieldContainer[TransferSegment]
+    def __init__(self, transfer_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., peer: _Optional[str] = ..., request_id: _Optional[str] = ..., began: _Optional[float] = ..., outcome: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[TransferSegment, _Mapping]]] = ...) -> None: ...
+
+class TransferSegment(_message.Message):
+    __slots__ = ("slab_index", "component", "layer_first", "layer_last", "token_begin", "token_end", "num_bytes", "digest", "state")
+    SLAB_INDEX_FIELD_NUMBER: _ClassVar[int]
+    COMPONENT_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAYER_LAST_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_END_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    slab_index: int
+    component: str
+    layer_first: int
+    layer_last: int
+    token_begin: int
+    token_end: int
+    num_bytes: int
+    digest: int
+    state: str
+    def __init__(self, slab_index: _Optional[int] = ..., component: _Optional[str] = ..., layer_first: _Optional[int] = ..., layer_last: _Optional[int] = ..., token_begin: _Optional[int] = ..., token_end: _Optional[int] = ..., num_bytes: _Optional[int] = ..., digest: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
+
 class ProfileRequest(_message.Message):
     __slots__ = ("seconds",)
     SECONDS_FIELD_NUMBER: _ClassVar[int]

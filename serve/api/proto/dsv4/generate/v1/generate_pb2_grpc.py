@@ -168,6 +168,11 @@ class EngineStub:
                 request_serializer=serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.ProfileRequest.SerializeToString,
                 response_deserializer=serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.ProfileChunk.FromString,
                 _registered_method=True)
+        self.InspectTransfer = channel.unary_unary(
+                '/dsv4.generate.v1.Engine/InspectTransfer',
+                request_serializer=serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.InspectTransferRequest.SerializeToString,
+                response_deserializer=serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.InspectTransferResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServicer:
@@ -194,6 +199,13 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def InspectTransfer(self, request, context):
+        """What became of a hand-over at this end, as far as it is remembered (the last few hundred).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -211,6 +223,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.Profile,
                     request_deserializer=serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.ProfileRequest.FromString,
                     response_serializer=serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.ProfileChunk.SerializeToString,
+            ),
+            'InspectTransfer': grpc.unary_unary_rpc_method_handler(
+                    servicer.InspectTransfer,
+                    request_deserializer=serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.InspectTransferRequest.FromString,
+                    response_serializer=serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.InspectTransferResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -294,6 +311,33 @@ class Engine:
             '/dsv4.generate.v1.Engine/Profile',
             serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.ProfileRequest.SerializeToString,
             serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.ProfileChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InspectTransfer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dsv4.generate.v1.Engine/InspectTransfer',
+            serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.InspectTransferRequest.SerializeToString,
+            serve_dot_api_dot_proto_dot_dsv4_dot_generate_dot_v1_dot_generate__pb2.InspectTransferResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,111 @@
+"""What became of the last transfers at this end, segment by segment, for people who ask.
+
+Bounded, and of no influence: nothing is decided from it. Each end keeps its own; the digests of the
+two tell where bytes changed.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import time
+from collections.abc import Iterable
+
+from disagg.fence import FenceRow
+
+CAPACITY = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmentRecord:
+    """One segment.
+
+    Attributes:
+        slab_index, component, layer_first, layer_last, token_begin, token_end, num_bytes: as in its
+            fence row.
+        digest: of the bytes; at prefill as they were sent, at decode as they landed.
+        state: "posted" or "acknowledged" at prefill; "verified" or "admitted" at decode.
+    """
+
+    slab_index: int
+    component: str
+    layer_first: int
+    layer_last: int
+    token_begin: int
+    token_end: int
+    num_bytes: int
+    digest: int
+    state: str
+
+
+@dataclasses.dataclass
+class TransferRecord:
+    """One attempt.
+
+    Attributes:
+        transfer_id, attempt: which.
+        peer: the other end: its address at decode, its epoch at prefill.
+        request_id: of the client; "" where it is not known.
+        began: seconds since the epoch of the clock on the wall, for people.
+        outcome: "running", "complete", or the error.
+        segments: in the order in which they were posted or verified.
+    """
+
+    transfer_id: bytes
+    attempt: int
+    peer: str
+    request_id: str = ""
+    began: float = dataclasses.field(default_factory=time.time)
+    outcome: str = "running"
+    segments: list[SegmentRecord] = dataclasses.field(default_factory=list)
+
+    def add(self, rows: Iterable[FenceRow], state: str) -> None:
+        """The segments of one slab got as far as `state`."""
+        self.segments += [
+            SegmentRecord(
+                row.slab_index,
+                row.component,
+                row.layer_first,
+                row.layer_last,
+                row.token_begin,
+                row.token_end,
+                row.num_bytes,
+                row.digest,
+                state,
+            )
+            for row in rows
+        ]
+
+    def advance(self, slab_index: int, state: str) -> None:
+        """All segments of a slab got as far as `state`."""
+        self.segments = [
+            dataclasses.replace(segment, state=state)
+            if segment.slab_index == slab_index
+            else segment
+            for segment in self.segments
+        ]
+
+
+class TransferLog:
+    """The last attempts of this process; the oldest are forgotten first."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity: got {capacity}, expected at least 1")
+        self._records: collections.deque[TransferRecord] = collections.deque(maxlen=capacity)
+
+    def open(
+        self, transfer_id: bytes, attempt: int, peer: str, request_id: str = ""
+    ) -> TransferRecord:
+        """A new record, to be filled by its owner."""
+        record = TransferRecord(transfer_id, attempt, peer, request_id)
+        self._records.append(record)
+        return record
+
+    def find(self, wanted: str) -> list[TransferRecord]:
+        """Attempts of a transfer id (hexadecimal) or of a request id, oldest first."""
+        return [
+            record
+            for record in self._records
+            if wanted and wanted in (record.request_id, record.transfer_id.hex())
+        ]
