@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 
 from disagg import digest
-from disagg.data_plane import WriteState
-from disagg.errors import DisaggError, InvalidField, PeerLost
+from disagg.data_plane import Region, WriteHandle, WriteState
+from disagg.errors import DisaggError, PeerLost
 from disagg.fence import FENCE_BYTES, FenceRow, expected_rows, pack_fence
 from disagg.outbox import OutboxPiece, Outlet, Peer
-from disagg.postings import Postings, SentSlab, TransferKey
 from disagg.prompt import Sampling
 from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
+from disagg.protocol.attempts import TransferKey
+from disagg.protocol.sending import Do, Sending
 from disagg.slab import Slab, segment_view
 from disagg.tasks import Pacer, run_to_end
 
@@ -38,6 +39,23 @@ ComponentBytes = Mapping[str, np.ndarray]
 """component -> uint8 [num_layers, num_units, unit_bytes]."""
 
 
+@dataclasses.dataclass
+class _Held:
+    """Outbox memory that a slab holds, and the write that may be reading it."""
+
+    piece: OutboxPiece
+    posted_at: float = 0.0
+    handle: WriteHandle | None = None
+
+
+async def _terminal(handle: WriteHandle) -> WriteState:
+    """Waits until a write is done or has failed, also if the attempt ends meanwhile."""
+    pacer = Pacer(*POLL_S)
+    while (state := handle.poll()) is WriteState.PENDING:
+        await pacer.sleep()
+    return state
+
+
 class PrefillJob:
     """See the module docstring. The backend's methods come first, then the service's.
 
@@ -46,7 +64,7 @@ class PrefillJob:
         token_ids: the prompt.
         sampling: for the first token.
         plan: the slabs to send, in order.
-        postings: what was granted and posted.
+        sending: what was asked for, granted, posted and acknowledged.
         failed_by_backend: whether `fail` ended the attempt.
     """
 
@@ -66,9 +84,9 @@ class PrefillJob:
         self.plan = plan
         self.failed_by_backend = False
         self._peer, self._outlet = peer, outlet
-        self.postings = Postings()
+        self.sending = Sending(len(plan), peer.landing.count)
         self._taken: set[int] = set()
-        self._demand = 0
+        self._held: dict[int, _Held] = {}
         self._finished: pb.Finished | None = None
         self._pack_seconds = self._wire_seconds = 0.0
         self._error: DisaggError | None = None
@@ -118,25 +136,28 @@ class PrefillJob:
         self._check_digests(index, digests)
         self._taken.add(index)
         self._ask_for(index + LOOKAHEAD)
-        sent = await self._granted(index)
+        await self._granted(index)
         piece = await self._take_piece()
-        sent.piece = piece
+        self.sending.pack(index)
+        self._held[index] = held = _Held(piece)
         try:
             began = time.perf_counter()
             loop = asyncio.get_running_loop()
             rows = await run_to_end(
                 loop.run_in_executor(
-                    self._outlet.executor, lambda: self._pack(sent, piece, arrays, digests)
+                    self._outlet.executor, lambda: self._pack(index, piece, arrays, digests)
                 )
             )
             self._pack_seconds += time.perf_counter() - began
-            self._raise_if_ended()
-            sent.rows = pack_fence(rows)
-            piece.fence[:] = np.frombuffer(sent.rows, np.uint8)
+            packed = pack_fence(rows)
+            piece.fence[:] = np.frombuffer(packed, np.uint8)
         except BaseException:
-            self._release(sent)
+            self._do(index, self.sending.pack_failed(index))
             raise
-        delivery = asyncio.create_task(self._deliver(sent, piece), name=f"deliver-{self.key}")
+        held.posted_at = time.perf_counter()
+        self._do(index, self.sending.packed(index, packed))
+        self._raise_if_ended()
+        delivery = asyncio.create_task(self._deliver(index, held), name=f"deliver-{self.key}")
         self._deliveries.add(delivery)
         delivery.add_done_callback(self._delivered)
 
@@ -150,6 +171,7 @@ class PrefillJob:
         if missing and not self.cancelled:
             raise ValueError(f"finish: slabs {missing} were not sent")
         self._finished = pb.Finished(first_token=first_token, prefill_seconds=prefill_seconds)
+        self.sending.computed()
         self._changed.set()
 
     def fail(self, error: DisaggError) -> None:
@@ -193,22 +215,20 @@ class PrefillJob:
     # --- sending -------------------------------------------------------------------------------
 
     def _ask_for(self, slabs: int) -> None:
-        slabs = min(slabs, len(self.plan))
-        if slabs > self._demand and not self.cancelled:
-            self._demand = slabs
-            self._say(pb.ToDecode(demand=pb.Demand(slabs=slabs)))
+        demand = self.sending.ask(slabs)
+        if demand is not None:
+            self._say(pb.ToDecode(demand=pb.Demand(slabs=demand)))
 
     def _say(self, message: pb.ToDecode) -> None:
         self._outgoing.append(message)
         self._changed.set()
 
-    async def _granted(self, index: int) -> SentSlab:
-        if index not in self.postings.slabs:
+    async def _granted(self, index: int) -> None:
+        while not self.sending.is_granted(index):
             waiter = self._grant_waiters.setdefault(
                 index, asyncio.get_running_loop().create_future()
             )
             await self._unless_ended(waiter)
-        return self.postings.slabs[index]
 
     async def _take_piece(self) -> OutboxPiece:
         waiter = self._outlet.outbox.request()
@@ -230,28 +250,28 @@ class PrefillJob:
 
     def _pack(
         self,
-        sent: SentSlab,
+        index: int,
         piece: OutboxPiece,
         arrays: ComponentBytes,
         digests: Mapping[str, int] | None,
     ) -> list[FenceRow]:
         """Copies the components into outbox memory and makes their rows. Runs on a thread."""
-        outlet = self._outlet
+        outlet, slab = self._outlet, self.plan[index]
         with outlet.trace("disagg.pack"):
-            for segment in sent.slab.segments:
+            for segment in slab.segments:
                 segment_view(piece.payload, segment)[...] = arrays[segment.component]
         _, transfer_id, attempt = self.transfer_key
         rows = expected_rows(
-            sent.slab,
+            slab,
             transfer_id=transfer_id,
             attempt=attempt,
             sender_epoch=outlet.epoch,
-            lease_epoch=sent.grant.lease_epoch,
+            lease_epoch=self.sending.slabs[index].lease_epoch,
             digest_mode=outlet.digest_mode,
         )
         if digests is None:
             with outlet.trace("disagg.digest"):
-                digests = self._digests(sent.slab, piece)
+                digests = self._digests(slab, piece)
         return [dataclasses.replace(row, digest=digests[row.component]) for row in rows]
 
     def _digests(self, slab: Slab, piece: OutboxPiece) -> dict[str, int]:
@@ -265,125 +285,111 @@ class PrefillJob:
             for segment in slab.segments
         }
 
-    async def _deliver(self, sent: SentSlab, piece: OutboxPiece) -> None:
-        """Payload, then fence rows; each only if the attempt has not ended."""
-        index, began = sent.grant.landing_index, time.perf_counter()
-        num_bytes = sent.slab.segments[-1].end  # the padding behind it need not travel
-        hint = sent.grant.lease_epoch.to_bytes(8, "little")
-        try:
-            self._raise_if_ended()
-            remote = self._peer.landing.address(index, num_bytes)
-            sent.state = pb.SLAB_STATE_PAYLOAD_POSTED
-            with self._outlet.trace("disagg.wire"):
-                await self._write(sent, (piece.payload_address, remote, num_bytes), b"")
-            self._raise_if_ended()
-            remote = self._peer.fence.address(index, FENCE_BYTES)
-            sent.fence_posted = True
-            sent.state = pb.SLAB_STATE_FENCE_POSTED
-            with self._outlet.trace("disagg.fence"):
-                await self._write(sent, (piece.fence_address, remote, FENCE_BYTES), hint)
-            sent.state = pb.SLAB_STATE_WRITTEN
-            self._wire_seconds += time.perf_counter() - began
-            written = pb.SlabWritten(slab_index=sent.slab.index, lease_epoch=sent.grant.lease_epoch)
+    def _do(self, index: int, do: Do) -> None:
+        """Carries out what the state of a slab says."""
+        if Do.POST_PAYLOAD in do:
+            num_bytes = self.plan[index].segments[-1].end  # the padding behind it need not travel
+            self._post(
+                index, self._peer.landing, self._held[index].piece.payload_address, num_bytes
+            )
+        if Do.POST_FENCE in do:
+            hint = self.sending.slabs[index].lease_epoch.to_bytes(8, "little")
+            address = self._held[index].piece.fence_address
+            self._post(index, self._peer.fence, address, FENCE_BYTES, hint)
+        if Do.SAY_WRITTEN in do:
+            self._wire_seconds += time.perf_counter() - self._held[index].posted_at
+            lease_epoch = self.sending.slabs[index].lease_epoch
+            written = pb.SlabWritten(slab_index=index, lease_epoch=lease_epoch)
             self._say(pb.ToDecode(slab_written=written))
+        if Do.FREE_MEMORY in do:
+            self._outlet.outbox.release(self._held.pop(index).piece)
+
+    def _post(
+        self, index: int, region: Region, address: int, num_bytes: int, hint: bytes = b""
+    ) -> None:
+        """Posts one write to the landing slot of a slab; what can't be posted ends the attempt."""
+        held, slot = self._held[index], self.sending.slabs[index].landing_index
+        try:
+            part = (address, region.address(slot, num_bytes), num_bytes)
+            held.handle = self._outlet.plane.write(self._peer.agent, [part], hint)
         except DisaggError as error:
-            self.end(error)
+            self._write_failed(index, error)
+        except Exception as error:
+            log.exception("slab %d of %s cannot be posted", index, self.key)
+            self._write_failed(index, DisaggError(f"slab {index}: not delivered: {error!r}"))
+
+    def _write_failed(self, index: int, error: DisaggError) -> None:
+        self._do(index, self.sending.write_failed(index))
+        self.end(error)
+
+    async def _deliver(self, index: int, held: _Held) -> None:
+        """Follows a slab's writes, payload and then fence rows, until none is pending."""
+        spans = iter(("disagg.wire", "disagg.fence"))
+        try:
+            while (handle := held.handle) is not None:
+                with self._outlet.trace(next(spans)):
+                    state = await _terminal(handle)
+                held.handle = None
+                handle.release()
+                if state is WriteState.FAILED:
+                    error = PeerLost(f"slab {index}: write failed: {handle.error}")
+                    self._write_failed(index, error)
+                else:
+                    self._do(index, self.sending.write_done(index))
         except Exception as error:
             log.exception("delivery of slab %d of %s failed", index, self.key)
-            self.end(DisaggError(f"slab {sent.slab.index}: not delivered: {error!r}"))
+            self.end(DisaggError(f"slab {index}: not delivered: {error!r}"))
         finally:
-            if sent.handle is not None:  # the wait for it was cancelled
-                sent.handle.release()
-                sent.handle = None
-                sent.state = pb.SLAB_STATE_FAILED
-            self._release_if_unused(sent)
+            if held.handle is not None:  # nobody waits for it any more
+                held.handle.release()
+                held.handle = None
+                self._do(index, self.sending.abandon(index))
 
     def _delivered(self, delivery: asyncio.Task[None]) -> None:
         self._deliveries.discard(delivery)
         self._changed.set()
 
-    async def _write(self, sent: SentSlab, part: tuple[int, int, int], hint: bytes) -> None:
-        """Posts one write and waits until it is terminal, also if the attempt ends meanwhile."""
-        try:
-            handle = self._outlet.plane.write(self._peer.agent, [part], hint)
-        except DisaggError:
-            sent.state = pb.SLAB_STATE_FAILED
-            raise
-        sent.handle = handle
-        pacer = Pacer(*POLL_S)
-        while (state := handle.poll()) is WriteState.PENDING:
-            await pacer.sleep()
-        sent.handle = None
-        error = handle.error
-        handle.release()
-        if state is WriteState.FAILED:
-            sent.state = pb.SLAB_STATE_FAILED
-            raise PeerLost(f"slab {sent.slab.index}: write failed: {error}")
-
-    def _release_if_unused(self, sent: SentSlab) -> None:
-        if (sent.acked or self.cancelled) and sent.handle is None:
-            self._release(sent)
-
-    def _release(self, sent: SentSlab) -> None:
-        if sent.piece is not None:
-            piece, sent.piece = sent.piece, None
-            self._outlet.outbox.release(piece)
-
     # --- for the service -----------------------------------------------------------------------
 
     def accept(self) -> None:
         """The backend took the job."""
-        self._say(pb.ToDecode(accepted=pb.Accepted(num_slabs=len(self.plan))))
+        accepted = pb.Accepted(num_slabs=len(self.plan))
+        self._outgoing.insert(0, pb.ToDecode(accepted=accepted))  # before any demand
+        self._changed.set()
 
-    def take_grant(self, grant: pb.Grant) -> None:
-        """Decode granted a landing slot. Raises InvalidField naming what is wrong with it."""
-        if grant.slab_index >= self._demand:
-            raise InvalidField.of("grant.slab_index", grant.slab_index, f"< {self._demand}")
-        if grant.slab_index in self.postings.slabs:
-            raise InvalidField.of("grant.slab_index", grant.slab_index, "a slab without a grant")
-        if grant.lease_epoch == 0:
-            raise InvalidField.of("grant.lease_epoch", 0, ">= 1")
-        if grant.landing_index >= self._peer.landing.count:
-            raise InvalidField.of(
-                "grant.landing_index", grant.landing_index, f"< {self._peer.landing.count}"
-            )
-        self.postings.slabs[grant.slab_index] = SentSlab(self.plan[grant.slab_index], grant)
+    def take_grant(self, grant: pb.Grant) -> bool:
+        """Decode granted a landing slot. False if it is no use; InvalidField if it is wrong."""
+        used = self.sending.take_grant(grant.slab_index, grant.landing_index, grant.lease_epoch)
         waiter = self._grant_waiters.pop(grant.slab_index, None)
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+        return used
 
     def take_ack(self, ack: pb.Ack) -> None:
         """Decode verified a slab. Raises InvalidField if it can't have."""
-        sent = self.postings.slabs.get(ack.slab_index)
-        if sent is None or not sent.fence_posted:
-            raise InvalidField.of("ack.slab_index", ack.slab_index, "a slab that was written")
-        if sent.grant.lease_epoch != ack.lease_epoch:
-            raise InvalidField.of("ack.lease_epoch", ack.lease_epoch, f"{sent.grant.lease_epoch}")
-        sent.acked = True
-        self._release_if_unused(sent)
+        self._do(ack.slab_index, self.sending.take_ack(ack.slab_index, ack.lease_epoch))
         self._changed.set()
 
     def end(self, error: DisaggError) -> None:
         """The attempt is over. The first error counts; nothing is posted from here on."""
-        if self._error is not None or self.settled:
+        freed = self.sending.end()
+        if self._error is not None or not self.sending.ended:
             return
         self._error = error
-        self.postings.ended = True
         self._ended.set_result(None)
         self._changed.set()
-        for sent in self.postings.slabs.values():
-            if sent.state == pb.SLAB_STATE_WRITTEN:
-                self._release_if_unused(sent)
+        for index in freed:
+            self._do(index, Do.FREE_MEMORY)
+
+    def peer_removed(self) -> None:
+        """The plane has forgotten decode: no write reads outbox memory any more."""
+        for index in self.sending.peer_removed():
+            self._do(index, Do.FREE_MEMORY)
 
     @property
     def settled(self) -> bool:
         """Whether everything was computed, written and acknowledged."""
-        slabs = self.postings.slabs
-        return (
-            self._finished is not None
-            and len(slabs) == len(self.plan)
-            and all(sent.acked for sent in slabs.values())
-        )
+        return self.sending.settled
 
     @property
     def error(self) -> DisaggError | None:
@@ -403,7 +409,7 @@ class PrefillJob:
             messages, self._outgoing = self._outgoing, []
             for message in messages:
                 await send(message)
-            if self._finished is not None and self._all_written and not told:
+            if self._finished is not None and self.sending.may_tell_finished and not told:
                 told = True
                 self._finished.pack_seconds = self._pack_seconds
                 self._finished.wire_seconds = self._wire_seconds
@@ -411,12 +417,6 @@ class PrefillJob:
             if self.settled and not self._deliveries:
                 return
             await self._changed.wait()
-
-    @property
-    def _all_written(self) -> bool:
-        return len(self.postings.slabs) == len(self.plan) and all(
-            sent.state == pb.SLAB_STATE_WRITTEN for sent in self.postings.slabs.values()
-        )
 
     async def drain(self, timeout_s: float | None = None) -> None:
         """After the end: waits until no write is pending; after a timeout, gives up what is."""

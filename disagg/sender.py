@@ -25,15 +25,15 @@ from disagg.errors import (
     DisaggError,
     InvalidField,
     PeerLost,
-    StaleEpoch,
 )
 from disagg.handshake import Endpoint, check_pair, endpoint_from_proto, endpoint_to_proto
 from disagg.outbox import Outbox, Outlet, Peer
 from disagg.outgoing import PrefillJob
-from disagg.postings import Memory, TransferKey
+from disagg.postings import report_to_proto
 from disagg.prompt import Sampling, check_id, check_token_ids
 from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
 from disagg.proto.dsv4.disagg.v1 import control_pb2_grpc as pb_grpc
+from disagg.protocol.attempts import Attempts, TransferKey
 from disagg.session import keep_alive
 from disagg.tasks import Pacer, Trace, cancel_all, no_trace
 
@@ -110,7 +110,7 @@ class PrefillService:
         )
         self._sessions: dict[bytes, _Session] = {}
         self._jobs: dict[TransferKey, PrefillJob] = {}
-        self._memory = Memory()
+        self._attempts = Attempts(endpoint.epoch)
         self._open = False
         self._stopping = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
@@ -149,7 +149,7 @@ class PrefillService:
     @property
     def num_unproven(self) -> int:
         """Ended attempts with writes that decode has not accounted for."""
-        return self._memory.num_unproven
+        return self._attempts.num_unproven
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -224,6 +224,8 @@ class PrefillService:
             self._end(job, PeerLost(f"session: {reason}"))
         await asyncio.gather(*(job.drain(DRAIN_TIMEOUT_S) for job in jobs))
         self._plane.remove_peer(session.peer.agent)
+        for job in jobs:
+            job.peer_removed()
         self._sessions.pop(session.peer.epoch, None)
         session.closed.set()
 
@@ -260,19 +262,16 @@ class PrefillService:
             self._spawn(self._retire(session, job))
 
     def _session_of(self, start: pb.Start) -> _Session:
-        epoch = self._key(start.ref)[0]
-        session = self._sessions.get(epoch)
-        if session is None or session.closing or not self._open:
-            raise PeerLost(f"decode_epoch: {epoch.hex()} has no session")
-        return session
+        key = self._key(start.ref)
+        session = self._sessions.get(key[0])
+        usable = session is not None and not session.closing and self._open
+        self._attempts.check_session(key, has_session=usable)
+        return self._sessions[key[0]]
 
     def _start(self, session: _Session, start: pb.Start) -> PrefillJob:
         key = self._key(start.ref)
         session.proven.check_age(start)
-        if self._memory.was_seen(key):
-            raise AlreadyExists(
-                f"transfer_id: {key[1].hex()} attempt {key[2]} was started or aborted before"
-            )
+        self._attempts.check_unused(key)
         ours = self.endpoint
         check_token_ids(start.token_ids, max_context=ours.max_context, vocab_size=ours.vocab_size)
         asked = start.sampling
@@ -281,7 +280,7 @@ class PrefillService:
         plan = slab.plan_slabs(ours.table, len(token_ids), session.pages_per_slab)
         job = PrefillJob(key, token_ids, sampling, plan, session.peer, self._outlet)
         self._backend.submit(job)
-        self._memory.mark_seen(key)
+        self._attempts.start(key, job.sending)
         self._jobs[key] = job
         session.jobs.add(job)
         job.accept()
@@ -291,9 +290,7 @@ class PrefillService:
         try:
             async for message in messages:
                 if message.HasField("grant"):
-                    job.take_grant(message.grant)
-                    decode_epoch = job.transfer_key[0]
-                    self._memory.slot_leased(decode_epoch, message.grant.landing_index)
+                    self._take_grant(job, message.grant)
                 elif message.HasField("ack"):
                     job.take_ack(message.ack)
                 else:
@@ -303,13 +300,16 @@ class PrefillService:
         except DisaggError as error:
             self._end(job, error)
 
+    def _take_grant(self, job: PrefillJob, grant: pb.Grant) -> None:
+        if job.take_grant(grant):
+            decode_epoch = job.transfer_key[0]
+            self._attempts.slot_leased(decode_epoch, grant.landing_index, grant.lease_epoch)
+
     async def _retire(self, session: _Session, job: PrefillJob) -> None:
         """Keeps what an attempt left behind for as long as decode may ask."""
-        key = job.transfer_key
-        if job.postings.unproven:
-            self._memory.remember(key, job.postings)
-        self._jobs.pop(key, None)
         await job.drain()
+        self._attempts.retire(job.transfer_key)
+        self._jobs.pop(job.transfer_key, None)
         session.jobs.discard(job)
 
     def _key(self, ref: pb.TransferRef) -> TransferKey:
@@ -318,30 +318,19 @@ class PrefillService:
         check_id("transfer_id", ref.transfer_id)
         if ref.attempt < 1:
             raise InvalidField.of("attempt", ref.attempt, ">= 1")
-        if ref.prefill_epoch != self.endpoint.epoch:
-            raise StaleEpoch(
-                f"prefill_epoch: got {ref.prefill_epoch.hex()}, "
-                f"expected {self.endpoint.epoch.hex()} of this process"
-            )
+        self._attempts.check_epoch(ref.prefill_epoch)
         return ref.decode_epoch, ref.transfer_id, ref.attempt
 
     def abort(self, ref: pb.TransferRef) -> pb.TransferReport:
         """Ends an attempt, and says what it has posted. Nothing of it is posted afterwards."""
         key = self._key(ref)
-        self._memory.mark_seen(key)
-        job = self._jobs.get(key)
-        if job is not None:
-            self._end(job, Cancelled("transfer: aborted by decode"))
+        if self._attempts.abort(key) is not None:
+            self._end(self._jobs[key], Cancelled("transfer: aborted by decode"))
         return self.status(ref)
 
     def status(self, ref: pb.TransferRef) -> pb.TransferReport:
         """What an attempt has posted."""
-        key = self._key(ref)
-        job = self._jobs.get(key)
-        postings = job.postings if job is not None else self._memory.find(key)
-        if postings is None:
-            return pb.TransferReport(state=pb.TRANSFER_STATE_UNKNOWN)
-        return postings.report()
+        return report_to_proto(*self._attempts.report(self._key(ref)))
 
 
 class PrefillServicer(pb_grpc.PrefillServicer):

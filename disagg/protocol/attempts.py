@@ -44,10 +44,13 @@ class Attempts:
                 f"expected {self.epoch.hex()} of this process"
             )
 
-    def check_start(self, key: TransferKey, *, has_session: bool) -> None:
-        """Raises PeerLost without a session, AlreadyExists if it was started or aborted before."""
+    def check_session(self, key: TransferKey, *, has_session: bool) -> None:
+        """Raises PeerLost for a Start of a decode that has no session."""
         if not has_session:
             raise PeerLost(f"decode_epoch: {key[0].hex()} has no session")
+
+    def check_unused(self, key: TransferKey) -> None:
+        """Raises AlreadyExists for a Start of what was started or aborted before."""
         if key in self._seen:
             raise AlreadyExists(
                 f"transfer_id: {key[1].hex()} attempt {key[2]} was started or aborted before"

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 
 from disagg.errors import InvalidField
-from disagg.protocol.settling import Posted
+from disagg.protocol.settling import Posted, PostedState
 from disagg.protocol.table import Table
 
 
@@ -86,6 +86,20 @@ UNPROVEN = FENCE_WAS_POSTED | {
 }  # fmt: skip
 """States in which something was posted of which decode has not said that it landed."""
 
+_POSTED_STATE = {
+    _S.PAYLOAD_POSTED: PostedState.PAYLOAD_POSTED,
+    _S.PAYLOAD_DRAINING: PostedState.PAYLOAD_POSTED,
+    _S.PAYLOAD_LEFT: PostedState.PAYLOAD_POSTED,
+    _S.FENCE_POSTED: PostedState.FENCE_POSTED,
+    _S.FENCE_DRAINING: PostedState.FENCE_POSTED,
+    _S.WRITTEN: PostedState.WRITTEN,
+    _S.FENCE_LEFT: PostedState.WRITTEN,
+    _S.PAYLOAD_ABANDONED: PostedState.FAILED,
+    _S.FENCE_ABANDONED: PostedState.FAILED,
+    _S.PAYLOAD_FAILED: PostedState.FAILED,
+    _S.FENCE_FAILED: PostedState.FAILED,
+}
+
 _MOVES = {
     (_S.PLANNED, _E.ASK): _S.ASKED,
     (_S.PLANNED, _E.END): _S.NOT_POSTED,
@@ -101,6 +115,7 @@ _MOVES = {
     (_S.PAYLOAD_POSTED, _E.WRITE_DONE): _S.FENCE_POSTED,
     (_S.PAYLOAD_POSTED, _E.WRITE_FAILED): _S.PAYLOAD_FAILED,
     (_S.PAYLOAD_POSTED, _E.END): _S.PAYLOAD_DRAINING,
+    (_S.PAYLOAD_POSTED, _E.ABANDON): _S.PAYLOAD_ABANDONED,
     (_S.PAYLOAD_DRAINING, _E.WRITE_DONE): _S.PAYLOAD_LEFT,
     (_S.PAYLOAD_DRAINING, _E.WRITE_FAILED): _S.PAYLOAD_FAILED,
     (_S.PAYLOAD_DRAINING, _E.ABANDON): _S.PAYLOAD_ABANDONED,
@@ -109,6 +124,7 @@ _MOVES = {
     (_S.FENCE_POSTED, _E.WRITE_FAILED): _S.FENCE_FAILED,
     (_S.FENCE_POSTED, _E.ACK): _S.FENCE_ACKED,
     (_S.FENCE_POSTED, _E.END): _S.FENCE_DRAINING,
+    (_S.FENCE_POSTED, _E.ABANDON): _S.FENCE_ABANDONED,
     (_S.FENCE_ACKED, _E.WRITE_DONE): _S.ACKED,
     (_S.FENCE_ACKED, _E.WRITE_FAILED): _S.ACKED,
     (_S.FENCE_ACKED, _E.ABANDON): _S.ACKED_ABANDONED,
@@ -384,7 +400,12 @@ class Sending:
         """An unproven slab, as decode is told of it."""
         slab = self.slabs[index]
         return Posted(
-            index, slab.landing_index, slab.lease_epoch, slab.rows, slab.state in FENCE_WAS_POSTED
+            slab_index=index,
+            landing_index=slab.landing_index,
+            lease_epoch=slab.lease_epoch,
+            state=_POSTED_STATE[slab.state],
+            fence_rows=slab.rows,
+            fence_posted=slab.state in FENCE_WAS_POSTED,
         )
 
     def forget_slot(self, landing_index: int, lease_epoch: int) -> None:

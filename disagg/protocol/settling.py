@@ -23,13 +23,26 @@ class ReportState(enum.Enum):
     DRAINED = "drained"  # ended; every write is terminal at prefill
 
 
+class PostedState(enum.Enum):
+    """How far prefill came with a slab."""
+
+    PAYLOAD_POSTED = "payload_posted"  # fence rows not posted
+    FENCE_POSTED = "fence_posted"
+    WRITTEN = "written"  # payload and fence rows done at prefill
+    FAILED = "failed"  # a write failed; what landed is unknown
+
+
 @dataclasses.dataclass(frozen=True)
 class Posted:
-    """One slab that prefill posted and that decode has not acknowledged."""
+    """One slab that prefill posted and that decode has not acknowledged.
+
+    `fence_rows` are packed, as written or as they would have been; `fence_posted` tells which.
+    """
 
     slab_index: int
     landing_index: int
     lease_epoch: int
+    state: PostedState
     fence_rows: bytes
     fence_posted: bool
 

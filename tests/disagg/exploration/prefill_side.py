@@ -42,7 +42,8 @@ def key_of(attempt: int, decode: int) -> TransferKey:
 
 def start(attempts: Attempts, key: TransferKey, prefill: int, session: bool, size: tuple) -> None:
     attempts.check_epoch(epoch_bytes(prefill))
-    attempts.check_start(key, has_session=session)
+    attempts.check_session(key, has_session=session)
+    attempts.check_unused(key)
     attempts.start(key, Sending(*size))
 
 
