@@ -2,16 +2,16 @@
 
 | fault | test |
 |---|---|
-| abort at any point | steps_test.py |
+| abort at any point | incoming_steps_test.py |
 | decode full | below; incoming_test.py: more prompts than slots; tests/system/failure_test.py |
-| prefill full | below; prefill_engine_test.py: a flood; incoming_test.py: a backend's refusal |
+| prefill full | below; tests/serve/engine/prefill_engine_test.py; incoming_test.py: a refusal |
 | lost acknowledgement, lost failure notice | below |
-| stalled peer | processes_test.py, ../nixl_plane_test.py; below, at the connection |
-| peer restarted, old leases outstanding | ../receiver_test.py: writes out; ../nixl_plane_test.py |
-| clock jumps | below; ../session_test.py: time in which this process does not run |
-| duplicate ids | ../incoming_test.py: the same attempt twice; ../sender_test.py: a second session |
-| replayed or altered references | ../authentication_test.py; ../sender_test.py: stale epochs |
-| token range mismatch | ../fence_test.py: rows that contradict the plan; below, the plan itself |
+| stalled peer | faults/processes_test.py, nixl_plane_test.py; below, at the connection |
+| peer restarted, old leases outstanding | receiver_test.py: writes out; nixl_plane_test.py |
+| clock jumps | below; session_test.py: time in which this process does not run |
+| duplicate ids | incoming_test.py: the same attempt twice; sender_test.py: a second session |
+| replayed or altered references | authentication_test.py; sender_test.py: stale epochs |
+| token range mismatch | fence_test.py: rows that contradict the plan; below, the plan itself |
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.disagg import pair as pairs
 from tests.disagg.faults.relay import Relay
 from tests.disagg.pair import CheckingSink, MadeUpBackend, at_baseline, prompt, request, until
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(test):
