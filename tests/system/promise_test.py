@@ -62,9 +62,12 @@ def compare(fleet: Fleet, flags: tuple[str, ...], *, rounds: int, longest: int) 
 
 BF16 = ("--index-k-format", "bf16")
 FP8_AND_TWO_BUCKETS = ("--index-k-format", "fp8", "--page-tokens", "128")
+REFERENCE = ("--kernels", "reference")
 
 
-@pytest.mark.parametrize("flags", [BF16, FP8_AND_TWO_BUCKETS], ids=["bf16", "fp8"])
+@pytest.mark.parametrize(
+    "flags", [(*BF16, *REFERENCE), FP8_AND_TWO_BUCKETS], ids=["bf16-reference", "fp8"]
+)
 def test_80_concurrent_requests_get_the_tokens_of_one_process(fleet, flags):
     compare(fleet, flags, rounds=1, longest=400)
 
