@@ -35,7 +35,7 @@ def index_k_scores(
         visible: [B, T] int32, how many entries each query sees.
         entries_per_page: entries of a page.
         storage_format: one of `index_k_format.STORAGE_FORMATS`.
-        implementation: see `dispatch`.
+        implementation: see `dispatch`. "pallas" rounds q to bfloat16.
 
     Returns:
         float32 [B, T, N * entries_per_page], -inf where an entry is not visible.
