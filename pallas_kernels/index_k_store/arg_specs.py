@@ -72,14 +72,27 @@ def _case(
 
 
 _SMALL: frozenset[Use] = frozenset({"interpret", "gpu"})
-_LARGE: frozenset[Use] = frozenset({"compile", "gpu"})
+_COMPILE: frozenset[Use] = frozenset({"compile"})
+_GPU: frozenset[Use] = frozenset({"gpu"})
+# 8,192 requests of 1M tokens: no GPU has that much memory, and addresses must still be right.
+_HUGE_BATCH, _HUGE_PAGES = 8192, 8192 * 4096 + 1
 
 CASES: tuple[Case, ...] = (
     _case("small_bf16", "bf16", "f32", _SMALL, num_pages=9, entries=8, count=13),
     _case("small_fp8", FP8, "bf16", _SMALL, num_pages=9, entries=8, count=13),
     _case("tiny_bf16", "bf16", "bf16", _SMALL, num_pages=5, entries=8, count=8, dim=32),
     _case("tiny_fp8", FP8, "f32", _SMALL, num_pages=5, entries=8, count=8, dim=32),
-    _case("decode_bf16", "bf16", "bf16", _LARGE, num_pages=65536, entries=64, count=32),
-    _case("decode_fp8", FP8, "bf16", _LARGE, num_pages=65536, entries=64, count=32),
-    _case("prefill_fp8", FP8, "bf16", _LARGE, num_pages=65536, entries=64, count=2048),
+    _case("decode_bf16", "bf16", "bf16", _GPU, num_pages=65536, entries=64, count=32),
+    _case("decode_fp8", FP8, "bf16", _GPU, num_pages=65536, entries=64, count=32),
+    _case("prefill_fp8", FP8, "bf16", _GPU, num_pages=65536, entries=64, count=2048),
+    _case(
+        "huge_bf16",
+        "bf16",
+        "bf16",
+        _COMPILE,
+        num_pages=_HUGE_PAGES,
+        entries=64,
+        count=_HUGE_BATCH,
+    ),
+    _case("huge_fp8", FP8, "f32", _COMPILE, num_pages=_HUGE_PAGES, entries=64, count=_HUGE_BATCH),
 )
