@@ -162,7 +162,8 @@ def test_a_recorded_start_is_refused_again_later_and_in_the_next_session(monkeyp
             assert recorded[0].HasField("start") and len(recorded) > 3
             code, detail = await ending(stub, recorded[0])
             assert code == "ALREADY_EXISTS", detail
-            prefill.service._memory._seen.clear()  # so much has happened since
+            monkeypatch.setattr("disagg.protocol.attempts.MAX_SEEN", 1)
+            await decode.link.fetch(request(ids), CheckingSink(ids))  # the first one is forgotten
             monkeypatch.setattr(authentication, "MAX_AGE_BEATS", 2)
             await asyncio.sleep(4 * pairs.HEARTBEAT_S)
             writes = prefill.plane.writes

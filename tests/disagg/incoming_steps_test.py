@@ -44,7 +44,7 @@ class Steps:
         self._left -= 1
         if self._left == 0:
             self.reached = True
-            self.at()
+            asyncio.get_running_loop().call_soon(self.at)
 
 
 class SteppedCall:
@@ -120,6 +120,7 @@ async def end_at(step: str, nth: int, end: str) -> None:
                 end == "prefill fails"  # which had nothing left to do
             )
         assert steps.reached and sink.reading == 0
+        await asyncio.sleep(0)  # also after the last step of all
         prefill.plane.fate = None
         await until(lambda: at_baseline(prefill, decode))
         await pairs.connected(decode.link)
