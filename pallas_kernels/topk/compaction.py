@@ -25,7 +25,7 @@ def marked_indices(above: jax.Array, at: jax.Array, k: int) -> tuple[jax.Array, 
     Returns:
         indices int32 [M, k] ascending, 0 where not valid, and valid bool [M, k].
     """
-    num_above, num_at = _counts(above), _counts(at)
+    num_above, num_at = _num_bits(above), _num_bits(at)
     wanted = k - jnp.sum(num_above, axis=1, keepdims=True)
     before = jnp.cumsum(num_at, axis=1) - num_at
     taken = jnp.clip(wanted - before, 0, num_at)
@@ -40,12 +40,19 @@ def marked_indices(above: jax.Array, at: jax.Array, k: int) -> tuple[jax.Array, 
         return jnp.take_along_axis(values, word, axis=1, mode="clip")
 
     chosen = of_word(above) | _lowest_bits(of_word(at), of_word(taken))
-    rank = slots - (of_word(ends) - _counts(chosen))
+    rank = slots - (of_word(ends) - _num_bits(chosen))
     indices = word * WORD + _position(chosen, rank)
     return jnp.where(valid, indices, 0), valid
 
 
-def _counts(words: jax.Array) -> jax.Array:
+def packed(marks: jax.Array) -> jax.Array:
+    """Words uint32 [M, ceil(n / 32)] of marks bool [M, n]."""
+    marks = jnp.pad(marks, ((0, 0), (0, -marks.shape[1] % WORD)))
+    bits = marks.reshape(marks.shape[0], -1, WORD).astype(jnp.uint32)
+    return jnp.sum(bits << jnp.arange(WORD, dtype=jnp.uint32), axis=2, dtype=jnp.uint32)
+
+
+def _num_bits(words: jax.Array) -> jax.Array:
     return jax.lax.population_count(words).astype(jnp.int32)
 
 
@@ -61,7 +68,7 @@ def _position(words: jax.Array, rank: jax.Array) -> jax.Array:
     """Where the set bit is that has `rank` set bits below it."""
     position = jnp.zeros(words.shape, jnp.int32)
     for width in (16, 8, 4, 2, 1):
-        below = _counts((words >> position.astype(jnp.uint32)) & ((1 << width) - 1))
+        below = _num_bits((words >> position.astype(jnp.uint32)) & ((1 << width) - 1))
         is_higher = rank >= below
         position += jnp.where(is_higher, width, 0)
         rank -= jnp.where(is_higher, below, 0)

@@ -1,23 +1,113 @@
-"""Masked top-k in plain jnp: the definition, and the implementation on the CPU."""
+"""Masked top-k in plain jnp: `by_sorting` is the definition, `by_groups` is faster on long rows.
+
+Groups: member i of group g is entry i * groups + g, so maxima of all groups are elementwise maxima
+of slices. Every entry of the top k lies in one of the k groups with the largest maxima: were it in
+another one, those would hold k entries that are larger, unless maxima tie, which is seen.
+"""
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.topk import compaction
+from pallas_kernels.topk.keys import MASKED, float_of_key, sort_keys
+
+_LOWEST = -(1 << 31)
+# Groups for each entry wanted: with fewer the groups chosen hold more, with more there are more.
+_GROUPS_PER_ENTRY = 16
+_MIN_MEMBERS, _MAX_MEMBERS = 4, 64
+_MIN_GROUPED = 16384
+
 
 def masked_topk(scores: jax.Array, visible: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """See `api.masked_topk`: scores [M, S], visible [M], k at most S."""
-    count = scores.shape[-1]
-    index = jnp.arange(count, dtype=jnp.int32)
-    bits = jax.lax.bitcast_convert_type(scores, jnp.int32)
-    bits = jnp.where(index < visible[:, None], bits, jnp.int32(-(1 << 23)))
-    # The two zeros must tie, so that the lower index wins between them; so must all NaNs. (On
-    # integers: a comparison of floats takes denormal numbers for zeros on some devices.)
-    bits = jnp.where(bits == jnp.int32(-(1 << 31)), 0, bits)
-    bits = jnp.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC00000, bits)
-    values, indices = jax.lax.top_k(jax.lax.bitcast_convert_type(bits, jnp.float32), k)
-    valid = values != -jnp.inf
-    indices = jnp.sort(jnp.where(valid, indices, count), axis=-1)
+    members = 1
+    while members < _MAX_MEMBERS and scores.shape[1] >= 2 * members * _GROUPS_PER_ENTRY * k:
+        members *= 2
+    if scores.shape[1] < _MIN_GROUPED or members < _MIN_MEMBERS:
+        return by_sorting(scores, visible, k)
+    return by_groups(scores, visible, k, members)
+
+
+def by_sorting(scores: jax.Array, visible: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """As `masked_topk`, from the k largest in order of score."""
+    count = scores.shape[1]
+    keys = _visible_keys(scores, jnp.arange(count, dtype=jnp.int32), visible[:, None])
+    values, indices = jax.lax.top_k(float_of_key(keys), k)
+    indices = jnp.sort(jnp.where(values != -jnp.inf, indices, count), axis=1)
     valid = indices < count
     return jnp.where(valid, indices, 0), valid
+
+
+def by_groups(
+    scores: jax.Array, visible: jax.Array, k: int, members: int
+) -> tuple[jax.Array, jax.Array]:
+    """As `masked_topk`, from the k groups of `members` entries with the largest maxima."""
+    scores = jnp.pad(scores, ((0, 0), (0, -scores.shape[1] % members)), constant_values=-jnp.inf)
+    groups = scores.shape[1] // members
+    group = jnp.arange(groups, dtype=jnp.int32)
+    maxima = [
+        _visible_keys(scores[:, first : first + groups], first + group, visible[:, None])
+        for first in range(0, scores.shape[1], groups)
+    ]
+    while len(maxima) > 1:
+        maxima = [
+            jnp.maximum(one, other) for one, other in zip(maxima[::2], maxima[1::2], strict=True)
+        ]
+    (largest,) = jax.lax.optimization_barrier(tuple(maxima))
+    lowest = jnp.maximum(_kth_key(largest, k), MASKED + 1)
+    is_chosen = largest >= lowest[:, None]
+    is_tied = jnp.any(jnp.sum(is_chosen, axis=1) > k)
+    return jax.lax.cond(
+        is_tied,
+        functools.partial(by_sorting, k=k),
+        lambda scores, visible: _in_groups(scores, visible, is_chosen, k),
+        scores,
+        visible,
+    )
+
+
+def _in_groups(
+    scores: jax.Array, visible: jax.Array, is_chosen: jax.Array, k: int
+) -> tuple[jax.Array, jax.Array]:
+    """The top k of the at most k groups that are chosen."""
+    rows, groups = is_chosen.shape
+    words = compaction.packed(is_chosen)
+    group, is_group = compaction.marked_indices(words, jnp.zeros_like(words), k)
+    members = scores.reshape(rows, -1, groups)
+    values = jnp.take_along_axis(members, group[:, None], axis=2, mode="clip")
+    # Member by member, groups ascending in each: in the order of the row.
+    index = group[:, None] + groups * jnp.arange(members.shape[1], dtype=jnp.int32)[:, None]
+    keys = _visible_keys(values, index, jnp.where(is_group, visible[:, None], 0)[:, None])
+    keys, index = (x.reshape(rows, -1) for x in jax.lax.optimization_barrier((keys, index)))
+    limit = jnp.maximum(_kth_key(keys, k), MASKED)[:, None]
+    above, at = keys > limit, (keys == limit) & (keys > MASKED)
+    place, valid = compaction.marked_indices(compaction.packed(above), compaction.packed(at), k)
+    return jnp.where(valid, jnp.take_along_axis(index, place, axis=1, mode="clip"), 0), valid
+
+
+def _visible_keys(scores: jax.Array, index: jax.Array, visible: jax.Array) -> jax.Array:
+    return jnp.where(index < visible, sort_keys(scores), MASKED)
+
+
+def _kth_key(keys: jax.Array, k: int) -> jax.Array:
+    """Of each row of keys [M, n] its k-th largest, or less if exactly k reach that."""
+
+    def is_open(state: tuple[jax.Array, ...]) -> jax.Array:
+        number, _, reached = state
+        return (number < 32) & jnp.any(reached != k)
+
+    def settle(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        number, low, reached = state
+        candidate = low + (jnp.int32(1) << (31 - number))
+        count = jnp.sum(keys >= candidate[:, None], axis=1, dtype=jnp.int32)
+        is_reached = count >= k
+        low = jnp.where(is_reached, candidate, low)
+        return number + 1, low, jnp.where(is_reached, count, reached)
+
+    rows, count = keys.shape
+    start = jnp.int32(0), jnp.full(rows, _LOWEST, jnp.int32), jnp.full(rows, count, jnp.int32)
+    return jax.lax.while_loop(is_open, settle, start)[1]

@@ -24,7 +24,7 @@ def check(scores, k, visible):
     np.testing.assert_array_equal(valid, expected_valid)
 
 
-@pytest.mark.parametrize(("count", "k"), [(40, 7), (257, 16), (5000, 64), (20000, 512), (600, 700)])
+@pytest.mark.parametrize(("count", "k"), [(40, 7), (257, 16), (5000, 64), (20000, 300), (32768, 512), (600, 700)])
 def test_hard_rows_match_a_stable_sort(count, k):
     rng = np.random.default_rng(count)
     scores = hard_rows(rng, count)
