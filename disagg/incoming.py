@@ -20,9 +20,12 @@ import numpy as np
 from disagg import rpc
 from disagg.errors import DataLoss, DisaggError, PeerLost
 from disagg.landing import LandingHub, TransferIdentity, Watch
-from disagg.lease import DrainProof, Lease, LeaseState
+from disagg.lease import Lease
+from disagg.postings import report_from_proto
 from disagg.prompt import Sampling
 from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
+from disagg.protocol.receiving import Receiving
+from disagg.protocol.settling import PostedState
 from disagg.slab import Slab
 from disagg.tasks import run_to_end
 
@@ -127,8 +130,10 @@ class IncomingTransfer:
         self._vocab_size = vocab_size
         self._outgoing: asyncio.Queue[pb.ToPrefill | None] = asyncio.Queue()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._demand = 0
-        self._demanded = asyncio.Event()
+        self._receiving = Receiving(
+            len(plan), hub.max_grants_per_transfer, proves_landing=hub.proves_landing
+        )
+        self._changed = asyncio.Event()
         self._finished: asyncio.Future[pb.Finished] = asyncio.get_running_loop().create_future()
         self._watches: dict[int, Watch] = {}
         self._unstarted: dict[int, Lease] = {}
@@ -137,6 +142,7 @@ class IncomingTransfer:
 
     def fail(self, error: DisaggError) -> None:
         """Ends the attempt with an error; the first one counts."""
+        self._receiving.end()
         if not self._failure.done():
             self._failure.set_exception(error)
 
@@ -170,8 +176,9 @@ class IncomingTransfer:
             raise error from None
         finally:
             call.cancel()
-            for lease in self._unstarted.values():  # a task cancelled before its first step
-                self._hub.return_ungranted(lease)
+            self._receiving.end()
+            for index, lease in self._unstarted.items():  # tasks cancelled before their first step
+                self._leave(index, lease)
             if self._failure.done():
                 self._failure.exception()  # seen
             else:
@@ -220,37 +227,40 @@ class IncomingTransfer:
     async def _read(self, call: Any) -> None:
         with self._rpc_errors():
             async for message in call:
-                self._take(message)
+                try:
+                    self._take(message)
+                except DataLoss as error:
+                    raise DataLoss(f"{self._peer}: {error.message}") from None
         if not self._finished.done():
             raise PeerLost(f"{self._peer}: the transfer's stream ended before it was finished")
+        self._receiving.closed()
 
     def _take(self, message: pb.ToDecode) -> None:
         kind = message.WhichOneof("message")
+        receiving = self._receiving
         if kind == "accepted":
-            if message.accepted.num_slabs != len(self._plan):
-                raise self._violation(
-                    "accepted.num_slabs", message.accepted.num_slabs, f"{len(self._plan)}"
-                )
+            receiving.accepted(message.accepted.num_slabs)
         elif kind == "demand":
-            if message.demand.slabs > len(self._plan):
-                raise self._violation("demand.slabs", message.demand.slabs, f"<= {len(self._plan)}")
-            self._demand = max(self._demand, message.demand.slabs)
-            self._demanded.set()
+            receiving.demand(message.demand.slabs)
+            self._changed.set()
         elif kind == "slab_written":
-            watch = self._watches.get(message.slab_written.slab_index)
-            if watch is not None and watch.lease.epoch == message.slab_written.lease_epoch:
-                watch.note_written()
+            self._note_written(message.slab_written.slab_index, message.slab_written.lease_epoch)
         elif kind == "finished":
             token = message.finished.first_token
             if token >= self._vocab_size:
                 raise self._violation("finished.first_token", token, f"< {self._vocab_size}")
-            if not self._finished.done():
+            receiving.finished()
+            if not receiving.ended:
                 self._finished.set_result(message.finished)
         else:
             raise self._violation("message", kind, "a known message")
 
+    def _note_written(self, slab_index: int, lease_epoch: int) -> None:
+        if self._receiving.is_current(slab_index, lease_epoch):
+            self._watches[slab_index].note_written()
+
     def _violation(self, field: str, seen: object, expected: str) -> DataLoss:
-        return DataLoss(f"{self._peer}: {field}: got {seen!r}, expected {expected}")
+        return DataLoss(f"{field}: got {seen!r}, expected {expected}")
 
     async def _ask_now_and_then(self) -> None:
         """Finds out by Status what lost messages would have said."""
@@ -267,11 +277,9 @@ class IncomingTransfer:
                     f"{self._peer}: prefill no longer runs the transfer "
                     f"({pb.TransferState.Name(report.state)})"
                 )
-            for posted in report.posted:
-                watch = waiting.get(posted.slab_index)
-                written = posted.state == pb.SLAB_STATE_WRITTEN
-                if watch and written and watch.lease.epoch == posted.lease_epoch:
-                    watch.note_written()
+            for posted in report_from_proto(report)[1]:
+                if posted.state is PostedState.WRITTEN:
+                    self._note_written(posted.slab_index, posted.lease_epoch)
 
     def _rpc_errors(self) -> contextlib.AbstractContextManager[None]:
         return rpc.typed_errors(self._peer)
@@ -280,72 +288,66 @@ class IncomingTransfer:
 
     async def _receive_slabs(self, group: asyncio.TaskGroup) -> None:
         """Grants slot after slot as prefill asks for them; returns when all are admitted."""
-        places = asyncio.Semaphore(self._hub.max_grants_per_transfer)
         landings: list[asyncio.Task[None]] = []
         for slab in self._plan:
-            while self._demand <= slab.index:
-                self._demanded.clear()
-                await self._demanded.wait()
-            await places.acquire()
+            while self._receiving.next_to_lease != slab.index:
+                self._changed.clear()
+                await self._changed.wait()
             lease = await self._hub.acquire(self._owner, self.identity.prefill_epoch)
+            self._receiving.leased(slab.index, lease.epoch)
             self._unstarted[slab.index] = lease
-            landing = group.create_task(self._land(slab, lease, places))
-            landings.append(landing)
+            landings.append(group.create_task(self._land(slab, lease)))
         await asyncio.gather(*landings)
 
     @property
     def _owner(self) -> tuple[bytes, int]:
         return (self.identity.transfer_id, self.identity.attempt)
 
-    async def _land(self, slab: Slab, lease: Lease, places: asyncio.Semaphore) -> None:
+    async def _land(self, slab: Slab, lease: Lease) -> None:
         """One slab from grant to admission."""
         del self._unstarted[slab.index]
-        granted = False
         watch: Watch | None = None
         try:
             watch = await self._hub.prepare(lease, slab)
-            self._watches[slab.index] = watch
-            self._outgoing.put_nowait(
-                pb.ToPrefill(
-                    grant=pb.Grant(
-                        slab_index=slab.index, landing_index=lease.index, lease_epoch=lease.epoch
-                    )
-                )
-            )
-            granted = True
-            self._verify_seconds += await self._hub.verify(watch, slab, self.identity)
-            self._rows_verified += len(slab.segments)
-            ack = pb.Ack(slab_index=slab.index, lease_epoch=lease.epoch)
-            self._outgoing.put_nowait(pb.ToPrefill(ack=ack))
-            self._rows_acknowledged += len(slab.segments)
-            began = time.perf_counter()
-            with self._hub.trace("disagg.admit"):
-                await run_to_end(self._sink.admit(slab, self._hub.memory(lease, slab.num_bytes)))
-            self._admit_seconds += time.perf_counter() - began
-            self._hub.release(lease)
+            await self._receive(slab, watch)
+        except BaseException:
+            self._receiving.end()
+            raise
         finally:
             self._watches.pop(slab.index, None)
             if watch is not None:
                 self._hub.unwatch(watch)
-            self._settle(slab, lease, granted)
-            places.release()
+            self._leave(slab.index, lease)
+            self._changed.set()
 
-    def _settle(self, slab: Slab, lease: Lease, granted: bool) -> None:
-        """Gives up the slot unless it went through to the end."""
-        ring = self._hub.ring
-        if not ring.is_current(lease):
+    async def _receive(self, slab: Slab, watch: Watch) -> None:
+        """Grants, verifies, acknowledges and admits one slab, as far as the attempt allows."""
+        index, lease = slab.index, watch.lease
+        if not self._receiving.prepared(index):
             return
-        if not granted:
-            self._hub.return_ungranted(lease)
+        self._watches[index] = watch
+        grant = pb.Grant(slab_index=index, landing_index=lease.index, lease_epoch=lease.epoch)
+        self._outgoing.put_nowait(pb.ToPrefill(grant=grant))
+        self._verify_seconds += await self._hub.verify(watch, slab, self.identity)
+        self._rows_verified += len(slab.segments)
+        if not self._receiving.verified(index, self._hub.ring.state(lease)):
             return
-        verified = ring.state(lease) is LeaseState.VERIFIED
-        self._hub.give_up(lease)
-        if not ring.is_current(lease):
-            return
-        if verified and self._hub.proves_landing:
-            self._hub.proven(lease, DrainProof.LANDED)
-        else:
-            self.unproven.append((lease, slab))
+        ack = pb.Ack(slab_index=index, lease_epoch=lease.epoch)
+        self._outgoing.put_nowait(pb.ToPrefill(ack=ack))
+        self._rows_acknowledged += len(slab.segments)
+        began = time.perf_counter()
+        with self._hub.trace("disagg.admit"):
+            await run_to_end(self._sink.admit(slab, self._hub.memory(lease, slab.num_bytes)))
+        self._admit_seconds += time.perf_counter() - began
+        how = self._receiving.admitted(index)
+        if how is not None:
+            self._hub.give_back(lease, how)
+
+    def _leave(self, index: int, lease: Lease) -> None:
+        """Nothing here touches the slot any more."""
+        how = self._receiving.left(index)
+        if how is not None and self._hub.give_back(lease, how):
+            self.unproven.append((lease, self._plan[index]))
 
 
 def _most_telling(errors: BaseExceptionGroup) -> BaseException:

@@ -23,7 +23,9 @@ from disagg.data_plane import DataPlane, allocate_registered, pieces
 from disagg.errors import Cancelled, DataLoss, DisaggError, NoCapacity, StaleEpoch
 from disagg.fence import FENCE_BYTES, FenceCheck, FenceRow, FenceStatus, expected_rows
 from disagg.handshake import Endpoint
-from disagg.lease import DrainProof, Lease, LeaseRing, LeaseState
+from disagg.lease import DrainProof, Lease, LeaseRing
+from disagg.protocol.receiving import GiveBack, give_back
+from disagg.protocol.settling import rows_may_prove
 from disagg.slab import Slab, segment_view
 from disagg.tasks import Pacer, Trace, cancel_all, no_trace, run_to_end
 from disagg.transfer_log import TransferLog
@@ -154,25 +156,14 @@ class LandingHub:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self.return_ungranted(waiter.result())
+                self.give_back(waiter.result(), GiveBack.UNTOLD)
             raise
 
-    def return_ungranted(self, lease: Lease) -> None:
-        """Frees a slot of which the peer was never told."""
-        if self.ring.drain(lease) is not LeaseState.FREE:
-            self.ring.drained(lease, DrainProof.NOT_GRANTED)
+    def give_back(self, lease: Lease, how: GiveBack) -> bool:
+        """Nothing here touches the slot any more. Returns whether it is still out, unproven."""
+        still_out = give_back(self.ring, lease, how)
         self._hand_out()
-
-    def release(self, lease: Lease) -> None:
-        """Frees a slot whose bytes were admitted."""
-        self.ring.mark_admitted(lease)
-        self.ring.release(lease)
-        self._hand_out()
-
-    def give_up(self, lease: Lease) -> None:
-        """The slot is not read any more, and nobody knows yet what the peer still writes."""
-        self.ring.drain(lease)
-        self._hand_out()
+        return still_out
 
     def quarantine(self, lease: Lease) -> None:
         """No proof came in time. Waiting transfers fail if too many slots are out of use."""
@@ -384,9 +375,8 @@ class LandingHub:
             posted_rows: fence memory as the peer wrote it, or would have.
             fence_posted: whether it was written.
         """
-        if not self.proves_landing or len(posted_rows) != FENCE_BYTES:
-            return False
-        if fence_posted and self.fence_of(lease).tobytes() != posted_rows:
+        landed_rows = self.fence_of(lease).tobytes()
+        if not self.proves_landing or not rows_may_prove(posted_rows, fence_posted, landed_rows):
             return False
         check = FenceCheck(self._expected(slab, identity, lease))
         check.observe(posted_rows)

@@ -17,7 +17,9 @@ from disagg import rpc
 from disagg.errors import DisaggError, StaleEpoch
 from disagg.landing import LandingHub, TransferIdentity
 from disagg.lease import DrainProof, Lease
+from disagg.postings import report_from_proto
 from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
+from disagg.protocol.settling import Claim, Posted, ReportState, claim, may_prove
 from disagg.slab import Slab
 from disagg.tasks import Pacer, cancel_all
 
@@ -25,6 +27,9 @@ log = logging.getLogger(__name__)
 
 ABORT_TIMEOUT_S = 2.0
 LOOK_S = (0.002, 2.0)
+
+Report = tuple[ReportState | None, tuple[Posted, ...]]
+"""What prefill says of an attempt."""
 
 
 class Settler:
@@ -83,7 +88,7 @@ class Settler:
     ) -> None:
         began = time.monotonic()
         pacer = Pacer(*LOOK_S)
-        report: pb.TransferReport | None = None
+        report: Report | None = None
         while True:
             if report is None:
                 report = await self._abort(ref)
@@ -106,14 +111,17 @@ class Settler:
             return
         pacer.reset()
 
-    async def _abort(self, ref: pb.TransferRef) -> pb.TransferReport | None:
-        """Prefill's answer, None if there is none yet."""
+    async def _abort(self, ref: pb.TransferRef) -> Report | None:
+        """Prefill's answer, None if there is none yet that proves anything."""
         stub = self._stub()
         if stub is None:
             return None
         try:
             with rpc.typed_errors("prefill"):
-                return await stub.Abort(ref, timeout=ABORT_TIMEOUT_S)
+                report = report_from_proto(await stub.Abort(ref, timeout=ABORT_TIMEOUT_S))
+            if may_prove(report[0]):
+                return report
+            log.debug("abort of %s: answered with %s", ref.transfer_id.hex(), report[0])
         except StaleEpoch:
             self._peer_gone(ref.prefill_epoch)
         except DisaggError as error:
@@ -121,30 +129,19 @@ class Settler:
         return None
 
     async def _prove(
-        self,
-        report: pb.TransferReport,
-        identity: TransferIdentity,
-        slots: list[tuple[Lease, Slab]],
+        self, report: Report, identity: TransferIdentity, slots: list[tuple[Lease, Slab]]
     ) -> None:
         """Frees the slots of which the report and what landed prove that no write is out."""
-        if report.state not in (
-            pb.TRANSFER_STATE_UNKNOWN,
-            pb.TRANSFER_STATE_DRAINING,
-            pb.TRANSFER_STATE_DRAINED,
-        ):
-            log.warning("abort answered with state %s, which proves nothing", report.state)
-            return
         self._hub.plane.hints()  # makes progress for writes that are still coming in
-        posted = {(p.landing_index, p.lease_epoch): p for p in report.posted}
         for lease, slab in slots:
             if not self._hub.ring.is_current(lease):
                 continue
-            entry = posted.get((lease.index, lease.epoch))
-            if entry is None:
+            what, entry = claim(*report, lease)
+            if what is Claim.NOT_POSTED:
                 self._hub.proven(lease, DrainProof.NOT_POSTED)
-                continue
-            landed = await self._hub.has_landed(
-                lease, slab, identity, entry.fence_rows, fence_posted=entry.fence_posted
-            )
-            if landed and self._hub.ring.is_current(lease):
-                self._hub.proven(lease, DrainProof.LANDED)
+            elif entry is not None:
+                landed = await self._hub.has_landed(
+                    lease, slab, identity, entry.fence_rows, fence_posted=entry.fence_posted
+                )
+                if landed and self._hub.ring.is_current(lease):
+                    self._hub.proven(lease, DrainProof.LANDED)

@@ -55,11 +55,16 @@ class Claim(enum.Enum):
     POSTED = "posted"  # free once these very bytes have landed
 
 
+def may_prove(state: ReportState | None) -> bool:
+    """Whether an answer says anything; else prefill is asked again. None = no known state."""
+    return state is not None and state is not ReportState.RUNNING
+
+
 def claim(
     state: ReportState | None, posted: Iterable[Posted], lease: Lease
 ) -> tuple[Claim, Posted | None]:
-    """What an answer says about a lease, and the entry that names it. None = no known state."""
-    if state is None or state is ReportState.RUNNING:
+    """What an answer says about a lease, and the entry that names it."""
+    if not may_prove(state):
         return Claim.NOTHING, None
     for entry in posted:
         if (entry.landing_index, entry.lease_epoch) == (lease.index, lease.epoch):
@@ -67,11 +72,16 @@ def claim(
     return Claim.NOT_POSTED, None
 
 
-def rows_may_prove(posted: Posted, fence_memory: bytes) -> bool:
-    """Whether the rows that landed are those that were posted.
+def rows_may_prove(fence_rows: bytes, fence_posted: bool, fence_memory: bytes) -> bool:
+    """Whether what prefill says it posted can be compared with what has landed.
 
     Then matching digests of all bytes prove that nothing is on its way any more.
+
+    Args:
+        fence_rows: as prefill wrote them, or would have.
+        fence_posted: whether it wrote them.
+        fence_memory: of the landing slot.
     """
-    if len(posted.fence_rows) != FENCE_BYTES:
+    if len(fence_rows) != FENCE_BYTES:
         return False
-    return not posted.fence_posted or fence_memory == posted.fence_rows
+    return not fence_posted or fence_memory == fence_rows

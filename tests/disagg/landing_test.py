@@ -20,6 +20,7 @@ from disagg.handshake import Endpoint
 from disagg.in_process_plane import InProcessHub
 from disagg.landing import LandingHub, TransferIdentity
 from disagg.lease import DrainProof
+from disagg.protocol.receiving import GiveBack
 from disagg.slab import plan_slabs, segment_view
 from tests.disagg.pair import small_table, until
 
@@ -94,7 +95,7 @@ def test_a_slab_is_verified_when_rows_and_bytes_are_there_in_any_order(mode):
                     await asyncio.sleep(0.05)
                 assert await verify >= 0
                 hub.unwatch(watch)
-                hub.release(lease)
+                hub.give_back(lease, GiveBack.ADMITTED)
             assert hub.lease_counts()["free"] == 2
 
     run(test())
@@ -153,7 +154,7 @@ def test_a_granted_slot_holds_nothing_of_its_last_lease():
                 fence(lease, SLABS[0], data)[1]()
                 await hub.verify(watch, SLABS[0], IDENTITY)
                 hub.unwatch(watch)
-                hub.release(lease)
+                hub.give_back(lease, GiveBack.ADMITTED)
             assert len(set(contents[0])) == len(set(contents[1])) == 1
             assert contents[0] != contents[1]
 
@@ -168,13 +169,15 @@ def test_slots_are_handed_out_first_come_first_served_and_never_lost():
             await asyncio.sleep(0)
             third.cancel()
             await asyncio.sleep(0)
-            hub.return_ungranted(first)
+            hub.give_back(first, GiveBack.UNTOLD)
             assert (await fourth).owner == 4 and not fifth.done()
             fifth.cancel()
-            hub.return_ungranted(second)  # handed to the fifth, who is just being cancelled
+            hub.give_back(
+                second, GiveBack.UNTOLD
+            )  # handed to the fifth, who is just being cancelled
             with pytest.raises(asyncio.CancelledError):
                 await fifth
-            hub.return_ungranted(await fourth)
+            hub.give_back(await fourth, GiveBack.UNTOLD)
             assert hub.lease_counts()["free"] == 2
 
     run(test())
@@ -187,8 +190,8 @@ def test_those_who_wait_hear_of_dead_peers_full_quarantine_and_the_end():
             waiting = asyncio.create_task(hub.acquire(3, PEER))
             dead = asyncio.create_task(hub.acquire(4, b"a" * 16))
             await asyncio.sleep(0)
-            hub.give_up(one)
-            hub.give_up(two)
+            hub.give_back(one, GiveBack.UNPROVEN)
+            hub.give_back(two, GiveBack.UNPROVEN)
             hub.quarantine(one)
             hub.quarantine(two)
             with pytest.raises(NoCapacity, match="quarantined"):
@@ -218,7 +221,7 @@ def test_a_given_up_slot_has_landed_only_with_its_bytes_and_its_posted_rows():
             lease = await hub.acquire("t", PEER)
             slab = SLABS[-1]
             hub.unwatch(await hub.prepare(lease, slab))
-            hub.give_up(lease)
+            hub.give_back(lease, GiveBack.UNPROVEN)
             data, write_payload = payload(lease, slab)
             rows, write_fence = fence(lease, slab, data)
 

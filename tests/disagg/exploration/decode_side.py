@@ -113,7 +113,8 @@ def overview(attempt: Receiving) -> Any:
 
 def look(check: FenceCheck, memory: bytes, digests: tuple[int, ...]) -> Any:
     """(status, whether a row was seen)."""
-    result = check.look(memory, dict(zip(COMPONENTS, digests, strict=True)).__getitem__)
+    by_component: dict[str, int] = dict(zip(COMPONENTS, digests, strict=True))
+    result = check.look(memory, by_component.__getitem__)
     return result.status, bool(check.rows())
 
 
@@ -420,7 +421,8 @@ class DecodeSide:
         if what is Claim.NOTHING or entry is None:
             return None
         landing = world.decode.memory[lease.index]
-        if not settling.rows_may_prove(entry, fence_memory(landing.rows)):
+        rows = fence_memory(landing.rows)
+        if not settling.rows_may_prove(entry.fence_rows, entry.fence_posted, rows):
             return None
         check = expected(one.attempt, slab, lease.epoch, one.prefill)
         number = self.automata.number(check)
@@ -440,8 +442,8 @@ class DecodeSide:
                 elif isinstance(answer, Raised):
                     raise Violation("no impossible event", answer.message)
                 else:
-                    running = answer[0] is settling.ReportState.RUNNING  # asked again
-                    after = one._replace(report=None if running else answer, asking=False)
+                    answered = answer if settling.may_prove(answer[0]) else None
+                    after = one._replace(report=answered, asking=False)
                     world = self._with_settlement(world, one, after)
         return world
 

@@ -95,11 +95,11 @@ class Invariants:
             if states[watched.slab] not in READING:
                 continue
             lease = current.get(watched.lease.index)
-            good = lease is not None and lease[0] == watched.lease
+            state = lease[1] if lease is not None and lease[0] == watched.lease else None
             payload = decode.memory[watched.lease.index].payload
             wanted = ("data", decode.attempt, watched.slab)
             wrong = [c for c, bytes_ in zip(COMPONENTS, payload, strict=True) if bytes_ != wanted]
-            if not good or lease[1] is not LeaseState.VERIFIED or wrong:
+            if state is not LeaseState.VERIFIED or wrong:
                 raise Violation(
                     "nothing is read before it has landed",
                     f"slab {watched.slab} of attempt {decode.attempt} is read: slot "
