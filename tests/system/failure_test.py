@@ -15,8 +15,12 @@ LONG = tuple(5 * i % 384 for i in range(1500))
 
 
 @pytest.fixture(scope="module")
-def pair(module_fleet):
-    return module_fleet.pair()
+def pair(module_fleet, tmp_path_factory):
+    """Both ends share a secret: nothing that works without one fails with it."""
+    file = tmp_path_factory.mktemp("secret") / "shared"
+    file.write_text("of both ends and of nobody else\n")
+    flags = ("--shared-secret-file", str(file))
+    return module_fleet.pair(flags, flags)
 
 
 def ask(address, prompt, sampling=None, **call):
