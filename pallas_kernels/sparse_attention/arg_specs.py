@@ -122,7 +122,7 @@ _SMALL: frozenset[Use] = frozenset({"interpret", "gpu"})
 _LARGE: frozenset[Use] = frozenset({"compile", "gpu"})
 
 CASES: tuple[Case, ...] = (
-    _case("tiny", _SMALL, Sizes(3, 4, 64, window=8, pages=4, entries=8, chosen=9)),
+    _case("tiny", _SMALL, Sizes(3, 4, 64, window=8, pages=4, entries=8, chosen=18)),
     _case("two_columns", _SMALL, Sizes(2, 12, 512, window=8, pages=4, entries=4, chosen=9)),
     _case(
         "decode_flash", _LARGE, Sizes(32, 64, 512, window=128, pages=512, entries=64, chosen=512)
