@@ -17,6 +17,7 @@ from serve.engine.rows import RowSampling
 from tests.disagg import pair as pairs
 from tests.disagg.pair import MadeUpBackend, prompt, until
 
+NUM_SLOTS = 64
 GREEDY = RowSampling(0.0, 0, 1.0, 0)
 
 
@@ -41,7 +42,7 @@ class FakeDevice:
 
 @contextlib.asynccontextmanager
 async def prefiller(world: pairs.World, *prefills: pairs.Prefill, max_attempts: int = 3):
-    decode = world.decode(*(prefill.target for prefill in prefills), num_slots=16)
+    decode = world.decode(*(prefill.target for prefill in prefills), num_slots=NUM_SLOTS)
     for link in decode.links:
         await pairs.connected(link)
     made = RemotePrefiller(
@@ -130,7 +131,7 @@ def test_what_a_prefill_damages_is_computed_by_another():
                     await fetch(made, 9)
                 bad.plane.let_go()
                 good.plane.let_go()
-                await until(lambda: decode.hub.lease_counts()["free"] == 16)
+                await until(lambda: decode.hub.lease_counts()["free"] == NUM_SLOTS)
 
     run(test())
 
