@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import os
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable
 
 from disagg.data_plane import DataPlane
@@ -91,6 +92,17 @@ class Table:
                 f"| {kind} | {sum(numbers)} | {met} | " + " | ".join(map(str, numbers)) + " |"
             )
         return "\n".join(lines)
+
+
+def _traces(error: BaseException | None) -> list[str]:
+    """Where an error and what it came from were raised."""
+    found: list[str] = []
+    while error is not None and len(found) < 20:
+        found += [repr(error), *traceback.format_tb(error.__traceback__)[-3:]]
+        if isinstance(error, BaseExceptionGroup):
+            found += [repr(one) for one in error.exceptions]
+        error = error.__cause__ or error.__context__
+    return found
 
 
 def all_free(decode: pairs.Decode) -> bool:
@@ -211,9 +223,9 @@ class Campaign:
             request = FetchRequest(transfer_id, number, ids, timeout_s=self._timeout_s)
             try:
                 result = await self._fetch(link, request, sink, faults)
-            except asyncio.CancelledError:
+            except asyncio.CancelledError as error:
                 if faults.kind != "cancelled":
-                    raise
+                    raise AssertionError(f"cancelled by nobody: {_traces(error)}") from error
                 return "cancelled", 1
             except DeadlineExceeded:
                 return "deadline", met + attempt.met

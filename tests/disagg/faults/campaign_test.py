@@ -11,7 +11,7 @@ from tests.disagg.faults.campaign import Campaign, Table
 from tests.disagg.faults.plan import TRANSFER_KINDS, FaultPlan
 
 SEEDS = (11, 12, 13)
-PER_SEED = 840
+PER_SEED = 700
 
 
 def check(table: Table, num_transfers: int) -> None:
