@@ -3,8 +3,11 @@
 That they have none is in pallas_test.py and, as for all kernels, in registry_interpret_test.py.
 """
 
+import functools
+import re
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -54,3 +57,20 @@ def test_a_slot_that_is_filled_again_before_all_have_answered_is_a_race(monkeypa
     monkeypatch.setattr(tuning, "parameters", lambda kernel: parameters)
     monkeypatch.setattr(prefill, "plgpu", _Impatient())
     racing.expect_race_as_it_is(lambda: scores(3))
+
+
+def test_the_waits_that_race_detection_does_not_see_are_where_they_belong():
+    """In the program of "tcgen05" with fp8 pages, whose keys the tensor core finds in memory."""
+    made: Any = arg_specs.shapes((1, 1, 64, 128, 2, 2), arg_specs.FP8)
+    static = {"entries_per_page": 64, "storage_format": arg_specs.FP8, "matmul": "tcgen05"}
+    program = str(jax.make_jaxpr(functools.partial(pallas.index_k_scores, **static))(*made))
+    kinds = r"commit_smem|tcgen05_mma|async_load|wait_load_tmem|barrier_arrive_and_wait"
+    # The first branch is that of tiles with nothing visible.
+    assert re.findall(kinds, program) == [
+        "commit_smem",
+        "commit_smem",
+        "tcgen05_mma",
+        *("async_load", "wait_load_tmem") * 2,
+        "barrier_arrive_and_wait",
+        "commit_smem",
+    ]
