@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 _INFINITY = 0x7F800000
-_NAN = 0x7FFFFFFF
+_NAN = 0x7FFFFFFE  # so that there is a larger integer
 
 # What -inf has: every score that is not masked has a larger key.
 MASKED = -_INFINITY

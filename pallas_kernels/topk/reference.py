@@ -15,11 +15,10 @@ import jax.numpy as jnp
 from pallas_kernels.topk import compaction
 from pallas_kernels.topk.keys import MASKED, float_of_key, sort_keys
 
-_LOWEST = -(1 << 31)
 # Groups for each entry wanted: with fewer the groups chosen hold more, with more there are more.
 _GROUPS_PER_ENTRY = 16
 _MIN_MEMBERS, _MAX_MEMBERS = 4, 64
-_MIN_GROUPED = 16384
+_MIN_GROUPED = 65536
 
 
 def masked_topk(scores: jax.Array, visible: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
@@ -58,22 +57,24 @@ def by_groups(
             jnp.maximum(one, other) for one, other in zip(maxima[::2], maxima[1::2], strict=True)
         ]
     (largest,) = jax.lax.optimization_barrier(tuple(maxima))
-    lowest = jnp.maximum(_kth_key(largest, k), MASKED + 1)
-    is_chosen = largest >= lowest[:, None]
-    is_tied = jnp.any(jnp.sum(is_chosen, axis=1) > k)
+    lowest = _kth_key(largest, k, jnp.full_like(visible, MASKED))
+    is_chosen = largest >= jnp.maximum(lowest, MASKED + 1)[:, None]
+    num_chosen = jnp.sum(is_chosen, axis=1)
+    lowest = jnp.where(num_chosen < k, MASKED, lowest)
+    is_tied = jnp.any(num_chosen > k)
     return jax.lax.cond(
         is_tied,
         functools.partial(by_sorting, k=k),
-        lambda scores, visible: _in_groups(scores, visible, is_chosen, k),
+        lambda scores, visible: _in_groups(scores, visible, k, is_chosen, lowest),
         scores,
         visible,
     )
 
 
 def _in_groups(
-    scores: jax.Array, visible: jax.Array, is_chosen: jax.Array, k: int
+    scores: jax.Array, visible: jax.Array, k: int, is_chosen: jax.Array, lowest: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The top k of the at most k groups that are chosen."""
+    """The top k of the at most k groups that are chosen; k keys reach `lowest` [M]."""
     rows, groups = is_chosen.shape
     words = compaction.packed(is_chosen)
     group, is_group = compaction.marked_indices(words, jnp.zeros_like(words), k)
@@ -83,7 +84,7 @@ def _in_groups(
     index = group[:, None] + groups * jnp.arange(members.shape[1], dtype=jnp.int32)[:, None]
     keys = _visible_keys(values, index, jnp.where(is_group, visible[:, None], 0)[:, None])
     keys, index = (x.reshape(rows, -1) for x in jax.lax.optimization_barrier((keys, index)))
-    limit = jnp.maximum(_kth_key(keys, k), MASKED)[:, None]
+    limit = _kth_key(keys, k, lowest)[:, None]
     above, at = keys > limit, (keys == limit) & (keys > MASKED)
     place, valid = compaction.marked_indices(compaction.packed(above), compaction.packed(at), k)
     return jnp.where(valid, jnp.take_along_axis(index, place, axis=1, mode="clip"), 0), valid
@@ -93,21 +94,26 @@ def _visible_keys(scores: jax.Array, index: jax.Array, visible: jax.Array) -> ja
     return jnp.where(index < visible, sort_keys(scores), MASKED)
 
 
-def _kth_key(keys: jax.Array, k: int) -> jax.Array:
-    """Of each row of keys [M, n] its k-th largest, or less if exactly k reach that."""
+def _kth_key(keys: jax.Array, k: int, low: jax.Array) -> jax.Array:
+    """Of each row of keys [M, n] its k-th largest, or less if exactly k reach that.
+
+    `low` [M] is a key that at least k reach.
+    """
 
     def is_open(state: tuple[jax.Array, ...]) -> jax.Array:
-        number, _, reached = state
-        return (number < 32) & jnp.any(reached != k)
+        low, width, reached = state
+        return jnp.any((width > 1) & (reached != k))
 
-    def settle(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        number, low, reached = state
-        candidate = low + (jnp.int32(1) << (31 - number))
-        count = jnp.sum(keys >= candidate[:, None], axis=1, dtype=jnp.int32)
-        is_reached = count >= k
-        low = jnp.where(is_reached, candidate, low)
-        return number + 1, low, jnp.where(is_reached, count, reached)
+    def halve(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        low, width, reached = state
+        middle = low + (width >> 1).astype(jnp.int32)
+        count = jnp.sum(keys >= middle[:, None], axis=1, dtype=jnp.int32)
+        is_reached = (count >= k) & (width > 1)
+        low = jnp.where(is_reached, middle, low)
+        width = jnp.where(is_reached, width - (width >> 1), jnp.maximum(width >> 1, 1))
+        return low, width, jnp.where(is_reached, count, reached)
 
-    rows, count = keys.shape
-    start = jnp.int32(0), jnp.full(rows, _LOWEST, jnp.int32), jnp.full(rows, count, jnp.int32)
-    return jax.lax.while_loop(is_open, settle, start)[1]
+    # Its distance to the k-th key is less than `width`, which may be more than an int32 holds.
+    width = (jnp.max(keys, axis=1) - low).astype(jnp.uint32) + 1
+    start = low, width, jnp.full(low.shape, keys.shape[1], jnp.int32)
+    return jax.lax.while_loop(is_open, halve, start)[0]
