@@ -36,6 +36,7 @@ from disagg.proto.dsv4.disagg.v1 import control_pb2_grpc as pb_grpc
 from disagg.protocol.attempts import Attempts, TransferKey
 from disagg.session import keep_alive
 from disagg.tasks import Pacer, Trace, cancel_all, no_trace
+from disagg.transfer_log import TransferLog
 
 __all__ = ["PrefillBackend", "PrefillJob", "PrefillService", "PrefillServicer", "add_to_server"]
 
@@ -86,6 +87,9 @@ class PrefillService:
         heartbeat_s: seconds between heartbeats.
         secret: shared with the decodes; None = none.
         trace: opens profiler spans.
+
+    Attributes:
+        log: of the last attempts.
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class PrefillService:
         self._plane, self._backend = plane, backend
         self._heartbeat_s = heartbeat_s
         self.guard = PrefillGuard(secret)
+        self.log = TransferLog()
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="outbox")
         self._outbox = Outbox(plane, outbox_slabs, endpoint.slab_bytes)
         self.endpoint = dataclasses.replace(endpoint, plane_metadata=plane.metadata())
