@@ -61,24 +61,45 @@ def report(case: Case, name: str, device: Any, folder: Path) -> CaseReport:
         made,
         alias_bytes=memory.alias_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
-        kernels=[_kernel(ptx, name, made.pattern or "") for ptx in sorted(folder.glob("*.ptx"))],
+        kernels=_kernels(folder, name, made.pattern or ""),
     )
 
 
-def _kernel(ptx: Path, name: str, pattern: str) -> dumps.KernelNumbers:
-    def text(suffix: str) -> str:
-        file = ptx.with_name(ptx.stem + suffix)
-        return file.read_text() if file.exists() else ""
+def _kernels(folder: Path, name: str, pattern: str) -> list[dumps.KernelNumbers]:
+    """The kernels of a case. What lowers one and what compiles it number their dumps apart, and a
+    kernel that was compiled for an earlier case is not compiled again: pairs go by order.
+    """
+    compiled = _numbered(folder, ".ptx")
+    lowered = {
+        suffix: _numbered(folder, suffix)
+        for suffix in (".before_layout_inference.txt", ".resources.txt")
+    }
+    numbers = []
+    for index, ptx in enumerate(compiled):
+        mlir, resources = (
+            files[index].read_text() if len(files) == len(compiled) else ""
+            for files in lowered.values()
+        )
+        numbers.append(_kernel(ptx, name, pattern, mlir, resources))
+    return numbers
 
+
+def _numbered(folder: Path, suffix: str) -> list[Path]:
+    files = folder.glob(f"*{suffix}")
+    return sorted(files, key=lambda file: int(file.name.removesuffix(suffix).rpartition("_")[2]))
+
+
+def _kernel(ptx: Path, name: str, pattern: str, mlir: str, resources: str) -> dumps.KernelNumbers:
+    said = ptx.with_suffix(".ptxas")
     # Mosaic keeps no cubin; the same ptxas makes it again. It uses 0.1 s.
     cubin = ptx.with_suffix(".cubin")
     subprocess.run(["ptxas", f"-arch={name}", str(ptx), "-o", str(cubin)], check=True)
     return dumps.kernel_numbers(
         ptx.stem,
         ptx=ptx.read_text(),
-        ptxas=text(".ptxas"),
-        mlir=text(".before_layout_inference.txt"),
-        resources=text(".resources.txt"),
+        ptxas=said.read_text() if said.exists() else "",
+        mlir=mlir,
+        resources=resources,
         code=cubin.read_bytes(),
         pattern=pattern,
     )
