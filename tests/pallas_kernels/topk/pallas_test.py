@@ -49,7 +49,8 @@ def test_marks_become_indices_whatever_lies_in_a_word():
     is_at = ~is_above & (rng.random(is_above.shape) < rng.choice([0, 0.02, 0.5, 1], (rows, 1, 1)))
     weights = np.uint32(1) << np.arange(32, dtype=np.uint32)
     above, at = (np.sum(x * weights, axis=2, dtype=np.uint32) for x in (is_above, is_at))
-    indices, valid = jax.jit(compaction.marked_indices, static_argnums=2)(above, at, k)
+    found = jax.jit(compaction.marked_indices, static_argnums=2)(above, at, k)
+    indices, valid = (np.asarray(x) for x in found)
     for row in range(rows):
         first = np.flatnonzero(is_above[row])
         more = np.flatnonzero(is_at[row])[: k - len(first)]
