@@ -28,6 +28,7 @@ from disagg.protocol.attempts import TransferKey
 from disagg.protocol.sending import Do, Sending
 from disagg.slab import Slab, segment_view
 from disagg.tasks import Pacer, run_to_end
+from disagg.transfer_log import COMPLETE, TransferRecord
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +77,10 @@ class PrefillJob:
         plan: tuple[Slab, ...],
         peer: Peer,
         outlet: Outlet,
+        record: TransferRecord,
     ) -> None:
         self.transfer_key = key
+        self._record = record
         self.key = f"{key[1].hex()}/{key[2]}/{key[0].hex()[:8]}"
         self.token_ids = token_ids
         self.sampling = sampling
@@ -149,6 +152,7 @@ class PrefillJob:
                 )
             )
             self._pack_seconds += time.perf_counter() - began
+            self._record.add(rows, "posted")
             packed = pack_fence(rows)
             piece.fence[:] = np.frombuffer(packed, np.uint8)
         except BaseException:
@@ -368,6 +372,7 @@ class PrefillJob:
     def take_ack(self, ack: pb.Ack) -> None:
         """Decode verified a slab. Raises InvalidField if it can't have."""
         self._do(ack.slab_index, self.sending.take_ack(ack.slab_index, ack.lease_epoch))
+        self._record.advance(ack.slab_index, "acknowledged")
         self._changed.set()
 
     def end(self, error: DisaggError) -> None:
@@ -376,6 +381,7 @@ class PrefillJob:
         if self._error is not None or not self.sending.ended:
             return
         self._error = error
+        self._record.outcome = f"{error.code}: {error.message}"
         self._ended.set_result(None)
         self._changed.set()
         for index in freed:
@@ -415,6 +421,7 @@ class PrefillJob:
                 self._finished.wire_seconds = self._wire_seconds
                 await send(pb.ToDecode(finished=self._finished))
             if self.settled and not self._deliveries:
+                self._record.outcome = COMPLETE
                 return
             await self._changed.wait()
 

@@ -283,7 +283,8 @@ class PrefillService:
         sampling = Sampling(asked.temperature, asked.top_k, asked.top_p, asked.seed)
         token_ids = tuple(start.token_ids)
         plan = slab.plan_slabs(ours.table, len(token_ids), session.pages_per_slab)
-        job = PrefillJob(key, token_ids, sampling, plan, session.peer, self._outlet)
+        record = self.log.open(key[1], key[2], key[0].hex())
+        job = PrefillJob(key, token_ids, sampling, plan, session.peer, self._outlet, record)
         self._backend.submit(job)
         self._attempts.start(key, job.sending)
         self._jobs[key] = job

@@ -6,14 +6,18 @@ two tell where bytes changed.
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import contextlib
 import dataclasses
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from disagg.errors import DisaggError
 from disagg.fence import FenceRow
 
 CAPACITY = 512
+COMPLETE = "complete"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +88,23 @@ class TransferRecord:
             else segment
             for segment in self.segments
         ]
+
+
+@contextlib.contextmanager
+def recorded(record: TransferRecord) -> Iterator[None]:
+    """Notes how what is done within ends."""
+    try:
+        yield
+    except DisaggError as error:
+        record.outcome = f"{error.code}: {error.message}"
+        raise
+    except asyncio.CancelledError:
+        record.outcome = "CANCELLED"
+        raise
+    except BaseException as error:
+        record.outcome = f"INTERNAL: {error!r}"
+        raise
+    record.outcome = COMPLETE
 
 
 class TransferLog:

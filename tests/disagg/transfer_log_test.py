@@ -1,9 +1,14 @@
 """The log of transfers."""
 
+import asyncio
+import dataclasses
+
 import pytest
 
+from disagg.errors import DataLoss
 from disagg.fence import FenceRow
 from disagg.transfer_log import TransferLog
+from tests.disagg import pair as pairs
 
 
 def row(slab, component, digest=7):
@@ -44,3 +49,42 @@ def test_the_oldest_are_forgotten_first_and_their_owners_may_go_on():
     records[0].add([row(0, "c4_kv")], "posted")
     with pytest.raises(ValueError, match="capacity: got 0"):
         TransferLog(0)
+
+
+def test_both_ends_remember_the_same_digests_of_a_transfer():
+    async def test():
+        async with pairs.pair() as (_, prefill, decode):
+            ids = pairs.prompt(100)
+            wanted = dataclasses.replace(pairs.request(ids), request_id="r")
+            await decode.link.fetch(wanted, pairs.CheckingSink(ids))
+            await pairs.until(lambda: pairs.at_baseline(prefill, decode))
+            (here,) = decode.hub.log.find("r")
+            (there,) = prefill.service.log.find(wanted.transfer_id.hex())
+            assert here.outcome == there.outcome == "complete"
+            assert here.peer == prefill.target and {s.state for s in here.segments} == {"admitted"}
+            assert {s.state for s in there.segments} == {"acknowledged"}
+            assert digests(here) == digests(there)
+            assert len(digests(here)) == len(here.segments) > 5
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_an_attempt_that_fails_is_remembered_with_its_error_at_both_ends():
+    async def test():
+        async with pairs.pair() as (_, prefill, decode):
+            prefill.plane.hold = lambda parts: not pairs.is_payload(parts)
+            wanted = pairs.request(pairs.prompt(30))
+            with pytest.raises(DataLoss):
+                await decode.link.fetch(wanted, pairs.CheckingSink(wanted.token_ids))
+            (here,) = decode.hub.log.find(wanted.transfer_id.hex())
+            (there,) = prefill.service.log.find(wanted.transfer_id.hex())
+            assert here.outcome.startswith("DATA_LOSS: not landed") and here.segments == []
+            assert {s.state for s in there.segments} == {"posted"}
+            prefill.plane.let_go()
+            await pairs.until(lambda: there.outcome != "running")
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def digests(record):
+    return {(s.slab_index, s.component): s.digest for s in record.segments}
