@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from disagg.authentication import SealedCall
-from disagg.errors import DisaggError, NoCapacity
+from disagg.errors import DisaggError, NoCapacity, PeerLost
 from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
 from tests.disagg import pair as pairs
 from tests.disagg.faults.plane import is_payload
@@ -145,3 +145,41 @@ def test_a_transfer_may_end_at_any_step_and_leaves_nothing_behind(step, end):
 )
 def test_a_transfer_may_end_at_any_later_step_and_leaves_nothing_behind(step, nth, end):
     asyncio.run(asyncio.wait_for(end_at(step, nth, end), 60))
+
+
+class EndingCall:
+    """A Transfer call whose link is lost `rounds` turns of the loop before its stream ends."""
+
+    def __init__(self, call, lose, rounds: int) -> None:
+        self._call, self._lose, self._rounds = call, lose, rounds
+
+    def __getattr__(self, name):
+        return getattr(self._call, name)
+
+    async def __aiter__(self):
+        async for message in self._call:
+            yield message
+        self._lose()
+        for _ in range(self._rounds):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("rounds", range(6))
+def test_a_link_that_is_lost_as_a_transfer_finishes_never_looks_like_a_cancellation(rounds):
+    async def test():
+        async with pairs.pair() as (_, prefill, decode):
+            guard = decode.link._guard
+
+            def lose():
+                for transfer in decode.link._transfers:
+                    transfer.fail(PeerLost("the link was lost"))
+
+            guard.call = lambda call: SealedCall(EndingCall(call, lose, rounds), guard)
+            ids = prompt(100)
+            fetch = asyncio.create_task(decode.link.fetch(request(ids), CheckingSink(ids)))
+            await asyncio.wait([fetch])
+            assert not fetch.cancelled()
+            assert fetch.exception() is None or isinstance(fetch.exception(), PeerLost)
+            await until(lambda: at_baseline(prefill, decode))
+
+    asyncio.run(asyncio.wait_for(test(), 60))
