@@ -28,6 +28,7 @@ from disagg.protocol.receiving import Receiving
 from disagg.protocol.settling import PostedState
 from disagg.slab import Slab
 from disagg.tasks import cancel_all, run_to_end
+from disagg.transfer_log import recorded
 
 STATUS_INTERVAL_S = 2.0
 
@@ -133,6 +134,7 @@ class IncomingTransfer:
         self._receiving = Receiving(
             len(plan), hub.max_grants_per_transfer, proves_landing=hub.proves_landing
         )
+        self._record = hub.log.open(ref.transfer_id, ref.attempt, peer, request.request_id)
         self._changed = asyncio.Event()
         self._finished: asyncio.Future[pb.Finished] = asyncio.get_running_loop().create_future()
         self._watches: dict[int, Watch] = {}
@@ -152,6 +154,10 @@ class IncomingTransfer:
         Raises:
             DisaggError: why the attempt failed; asyncio.CancelledError when its task is cancelled.
         """
+        with recorded(self._record):
+            return await self._run()
+
+    async def _run(self) -> FetchResult:
         call = self._stub.Transfer()
         try:
             async with asyncio.TaskGroup() as group:
@@ -330,6 +336,7 @@ class IncomingTransfer:
         self._outgoing.put_nowait(pb.ToPrefill(grant=grant))
         self._verify_seconds += await self._hub.verify(watch, slab, self.identity)
         self._rows_verified += len(slab.segments)
+        self._record.add(watch.rows, "verified")
         if not self._receiving.verified(index, self._hub.ring.state(lease)):
             return
         ack = pb.Ack(slab_index=index, lease_epoch=lease.epoch)
@@ -341,6 +348,7 @@ class IncomingTransfer:
         self._admit_seconds += time.perf_counter() - began
         how = self._receiving.admitted(index)
         if how is not None:
+            self._record.advance(index, "admitted")
             self._hub.give_back(lease, how)
 
     def _leave(self, index: int, lease: Lease) -> None:
