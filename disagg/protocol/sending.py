@@ -312,8 +312,7 @@ class Sending:
         if slab_index >= len(self.slabs):
             raise InvalidField.of("ack.slab_index", slab_index, f"< {len(self.slabs)}")
         slab = self.slabs[slab_index]
-        outcome = SLAB_TABLE.outcome(slab.state, SlabEvent.ACK)
-        if outcome.after in ACKNOWLEDGED and slab.lease_epoch != lease_epoch:
+        if slab.lease_epoch and slab.lease_epoch != lease_epoch:  # another, whatever its state
             raise InvalidField.of("ack.lease_epoch", lease_epoch, f"{slab.lease_epoch}")
         do = self._move(slab_index, SlabEvent.ACK, "ack.slab_index")
         self._settle()
