@@ -122,6 +122,11 @@ class Region:
         if self.base + self.stride * self.count > ADDRESS_LIMIT:
             raise InvalidField.of("region.count", self.count, "pieces inside 64-bit addresses")
 
+    @property
+    def end(self) -> int:
+        """One past the last byte of the last piece."""
+        return self.base + (self.count - 1) * self.stride + self.num_bytes
+
     def address(self, index: int, num_bytes: int) -> int:
         """Address of a piece of which `num_bytes` are used. Raises InvalidField outside it."""
         if not 0 <= index < self.count:

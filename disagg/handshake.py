@@ -15,7 +15,7 @@ from disagg import slab
 from disagg.data_plane import Region
 from disagg.digest import DigestMode
 from disagg.errors import InvalidField, LayoutMismatch, WrongRole
-from disagg.fence import FENCE_BYTES
+from disagg.fence import FENCE_BYTES, ROWS_PER_SLAB
 from disagg.layout import BufferLayout, LayoutTable, Placement, compare_tables
 from disagg.prompt import check_id
 from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
@@ -25,6 +25,8 @@ MAX_IDENTITY_CHARS = 256
 MAX_BUFFERS = 4096
 MAX_METADATA_BYTES = 1 << 20
 MAX_LISTED = 6
+MAX_CHUNK_PAGES = 1 << 16
+"""The search for a divisor is linear in this number, and a peer names it."""
 
 Role = Literal["prefill", "decode"]
 
@@ -54,9 +56,9 @@ class Endpoint:
     Attributes:
         role: "prefill" or "decode".
         model_identity: fingerprint of weights and configuration; any non-empty text.
-        max_context: longest prompt plus answer, tokens.
+        max_context: longest prompt plus answer, tokens; fits the 4 bytes it has in a fence row.
         vocab_size: token ids are below it.
-        table: the buffers.
+        table: the buffers, of at most `ROWS_PER_SLAB` paged and as many slot components.
         slab_bytes: bytes of one outbox slab or landing slot; of two sides the smaller one counts.
         chunk_pages: pages that one prefill chunk completes; 0 at decode.
         digest_mode: how the payload is checked.
@@ -89,11 +91,18 @@ class Endpoint:
             raise InvalidField.of(
                 "model_identity", self.model_identity[:64], f"1 to {MAX_IDENTITY_CHARS} characters"
             )
-        for name in ("max_context", "vocab_size", "slab_bytes"):
-            if not 0 < getattr(self, name) < 2**40:
-                raise InvalidField.of(name, getattr(self, name), "> 0")
-        if (self.chunk_pages > 0) != (self.role == "prefill"):
-            raise InvalidField.of("chunk_pages", self.chunk_pages, "> 0 at prefill, 0 at decode")
+        for name, bits in (("max_context", 32), ("vocab_size", 32), ("slab_bytes", 40)):
+            if not 0 < getattr(self, name) < 2**bits:
+                raise InvalidField.of(name, getattr(self, name), f"> 0 and < 2**{bits}")
+        most = MAX_CHUNK_PAGES if self.role == "prefill" else 0
+        if not min(most, 1) <= self.chunk_pages <= most:
+            expected = f"1 to {MAX_CHUNK_PAGES} at prefill, 0 at decode; role: {self.role!r}"
+            raise InvalidField.of("chunk_pages", self.chunk_pages, expected)
+        for components in (self.table.paged_components(), self.table.slot_components()):
+            if len(components) > ROWS_PER_SLAB:
+                raise InvalidField.of(
+                    "layout.component", sorted(components), f"at most {ROWS_PER_SLAB} in a slab"
+                )
         if len(self.plane_metadata) > MAX_METADATA_BYTES:
             raise InvalidField.of(
                 "plane_metadata", f"{len(self.plane_metadata)} bytes", f"<= {MAX_METADATA_BYTES}"
@@ -159,11 +168,14 @@ def _check_regions(decode: Endpoint) -> None:
     if landing is None or fence is None:
         raise InvalidField.of("landing", landing, "landing and fence memory of decode")
     if landing.num_bytes < decode.slab_bytes:
-        raise InvalidField.of("landing.num_bytes", landing.num_bytes, f">= {decode.slab_bytes}")
+        expected = f">= slab_bytes ({decode.slab_bytes})"
+        raise InvalidField.of("landing.num_bytes", landing.num_bytes, expected)
     if fence.num_bytes != FENCE_BYTES:
         raise InvalidField.of("fence.num_bytes", fence.num_bytes, str(FENCE_BYTES))
     if fence.count != landing.count:
         raise InvalidField.of("fence.count", fence.count, f"{landing.count} as in landing")
+    if landing.base < fence.end and fence.base < landing.end:
+        raise InvalidField.of("fence.base", fence.base, "memory that is no part of landing")
 
 
 def endpoint_to_proto(endpoint: Endpoint) -> pb.Endpoint:

@@ -33,7 +33,7 @@ def prefill(**changes) -> Endpoint:
 
 
 def decode(**changes) -> Endpoint:
-    regions = {"landing": Region(4096, 20_000, 20_000, 3), "fence": Region(8192, 1280, 1280, 3)}
+    regions = {"landing": Region(4096, 20_000, 20_000, 3), "fence": Region(1 << 20, 1280, 1280, 3)}
     fields = {"role": "decode", "chunk_pages": 0, "slab_bytes": 20_000}
     return prefill(**(fields | regions | changes))
 
@@ -135,6 +135,7 @@ def test_two_of_the_same_role_are_refused():
         ({"landing": Region(4096, 100, 100, 3)}, "landing.num_bytes: seen 100"),
         ({"fence": Region(4096, 160, 160, 3)}, "fence.num_bytes: seen 160, expected 1280"),
         ({"fence": Region(4096, 1280, 1280, 2)}, "fence.count: seen 2, expected 3"),
+        ({"fence": Region(64_000, 1280, 1280, 3)}, "fence.base: seen 64000, expected memory that"),
     ],
 )
 def test_landing_memory_that_does_not_fit_its_description_is_refused(changes, message):
