@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.disagg.faults.campaign import Campaign, Table
-from tests.disagg.faults.plan import TRANSFER_KINDS, FaultPlan
+from tests.disagg.faults.plan import CONNECTION_KINDS, TRANSFER_KINDS, FaultPlan
 
 SEEDS = (11, 12, 13)
 PER_SEED = 700
@@ -65,3 +65,5 @@ def test_no_fault_in_thousands_of_transfers_over_nixl_is_silently_wrong(nixl_pla
         print(f"seed {seed}: {table.total} transfers in {time.monotonic() - began:.0f} s")
         whole.add(table)
     check(whole, PER_SEED * len(SEEDS))
+    kinds = {*TRANSFER_KINDS, *CONNECTION_KINDS} - {"none"}
+    assert [kind for kind in kinds if not whole.met[kind]] == []
