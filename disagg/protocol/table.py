@@ -81,6 +81,10 @@ class Table[S: enum.Enum, E: enum.Enum]:
             raise ValueError(f"{self.subject}: {pair}: got two outcomes, expected one")
         self._outcomes[pair] = outcome
 
+    def pairs(self) -> list[tuple[S, E]]:
+        """Every state with every event."""
+        return [(state, event) for state in self.states for event in self.events]
+
     def outcome(self, state: S, event: E) -> Outcome[S]:
         """What the event does; never raises."""
         return self._outcomes[state, event]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.disagg.exploration.document import PAGE, row_of
 from tests.disagg.exploration.explore import Explorer
 from tests.disagg.exploration.mutants import MUTANTS
 from tests.disagg.exploration.scenarios import LONG, SHORT
@@ -14,7 +15,8 @@ def explore(name, bounds):
     print(f"{name}: {report}")
     assert report.violation is None, report
     assert report.terminal > 0
-    return report
+    row = row_of(name, report)
+    assert row in PAGE.read_text(), f"docs/protocol.md: got another row, expected {row}"
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -36,3 +38,4 @@ def test_a_planted_defect_is_found(mutant):
     assert report.violation is not None, f"{mutant.name} was not found in {report}"
     assert report.violation.invariant in mutant.breaks, report
     assert report.trace
+    assert f"| {mutant.name} |" in PAGE.read_text()

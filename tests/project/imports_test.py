@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 POLICY = ["disagg.pages", "disagg.fence", "disagg.layout", "disagg.slab", "disagg.lease"]
+POLICY += ["disagg.protocol.attempts", "disagg.protocol.receiving", "disagg.protocol.settling"]
 
 
 def import_in_new_process(root: Path, modules: list[str], *, unwanted: list[str]) -> list[str]:

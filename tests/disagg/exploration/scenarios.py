@@ -26,7 +26,7 @@ SHORT = {
 
 LONG = {
     "two slots, two outbox pieces, client goes away": Bounds(
-        slots=2, pieces=2, attempts=2, budget=Budget(cancel=1)
+        slots=2, pieces=2, attempts=1, budget=Budget(cancel=1)
     ),
     "prefill and decode die": Bounds(slabs=1, budget=Budget(crash_prefill=1, crash_decode=1)),
     "client goes away, prefill dies": Bounds(slabs=1, budget=Budget(cancel=1, crash_prefill=1)),
