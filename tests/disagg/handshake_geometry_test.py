@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -57,10 +57,10 @@ def run(test):
     return asyncio.run(asyncio.wait_for(test, 60))
 
 
-# --- one field is another one ----------------------------------------------------------------------
+# --- one field is another one --------------------------------------------------------------------
 
 
-def leaves(message: Descriptor, prefix: str = "") -> Iterator[tuple[str, FieldDescriptor]]:
+def leaves(message: Any, prefix: str = "") -> Iterator[tuple[str, FieldDescriptor]]:
     """Every field that holds a value, by its path."""
     for field in message.fields:
         if field.message_type is None:
@@ -72,7 +72,7 @@ def leaves(message: Descriptor, prefix: str = "") -> Iterator[tuple[str, FieldDe
 LEAVES = dict(leaves(pb.Endpoint.DESCRIPTOR))
 
 
-def owner_of(wire: Message, path: str, which: int) -> Message:
+def owner_of(wire: Any, path: str, which: int) -> Any:
     """The (sub)message that holds a field; `which` chooses among the buffers."""
     for name in path.split(".")[:-1]:
         wire = getattr(wire, name)
@@ -81,9 +81,9 @@ def owner_of(wire: Message, path: str, which: int) -> Message:
 
 
 def another_value(draw: st.DrawFn, field: FieldDescriptor, value: Any) -> Any:
-    """Any value of the field's type but this one; near ones and those of other tables are likely."""
+    """Any value of the field's type but this one; near ones are likely."""
     if field.enum_type is not None:
-        others = st.sampled_from([number for number in range(5)])
+        others = st.sampled_from(range(5))
     elif isinstance(value, int):
         bits = 32 if field.cpp_type == FieldDescriptor.CPPTYPE_UINT32 else 64
         near = {value + 1, value - 1, value * 2, value // 2, 0, 1, 2**bits - 1, 2**31}
@@ -98,7 +98,7 @@ def another_value(draw: st.DrawFn, field: FieldDescriptor, value: Any) -> Any:
 
 
 @pytest.mark.parametrize("path", sorted(LEAVES))
-@settings(deadline=None, max_examples=24, database=None, phases=[Phase.generate])
+@settings(deadline=None, max_examples=12, database=None, phases=[Phase.generate])
 @given(
     role=st.sampled_from(("prefill", "decode")),
     data=st.data(),
@@ -182,7 +182,7 @@ def test_a_limit_that_fits_no_fence_row_or_message_is_refused_by_name(field):
         endpoint("decode", small_table(), 9000, **{field: 2**32})
 
 
-# --- end to end ------------------------------------------------------------------------------------
+# --- end to end ----------------------------------------------------------------------------------
 
 
 def postings_outside(parts, decode: Endpoint) -> list[tuple[int, int]]:
@@ -222,9 +222,12 @@ def test_any_two_sizes_of_one_meaning_work_end_to_end_and_post_only_into_the_pee
                 max_grants=max_grants,
             )  # fmt: skip
             outside: list[tuple[int, int]] = []
-            prefill.plane.hold = lambda parts: outside.extend(
-                postings_outside(parts, decode.hub.endpoint)
-            )
+
+            def watch(parts):
+                outside.extend(postings_outside(parts, decode.hub.endpoint))
+                return False
+
+            prefill.plane.hold = watch
             await pairs.connected(decode.link)
             prompts = [prompt(length, number) for number, length in enumerate(lengths)]
             sinks = [CheckingSink(ids) for ids in prompts]
