@@ -216,6 +216,13 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "outbox memory of an abandoned write is free before its peer is removed",
+        ("outbox memory is kept while it is needed",), Budget(cut_session=1, abandon=1),
+        plant=lambda: mock.patch.object(
+            sending, "HOLDS_MEMORY", sending.HOLDS_MEMORY - {_SEND.PAYLOAD_ABANDONED}
+        ),
+    ),
+    Mutant(
         "a dead prefill's slots are free while the sink reads them",
         (_READ,), Budget(crash_prefill=1),
         plant=lambda: mock.patch.dict(

@@ -98,7 +98,7 @@ class NetworkSide:
 
     def _write_faults(self, world: World, write: Write) -> Iterator[Step]:
         about = f"slab {write.slab} of attempt {write.attempt}"
-        if world.budget.fail_write and write.pending and world.prefill.epoch == write.prefill:
+        if world.budget.fail_write and self.prefill.awaits(world, write):
             failed = self.prefill.write_failed(_spent(world, "fail_write"), write)
             yield f"fault: a write of {about} fails", failed
         if world.budget.damage and not write.fence:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from disagg.protocol.attempts import Attempts, TransferKey
-from disagg.protocol.sending import Do, Sending, SlabState
+from disagg.protocol.sending import WRITE_PENDING, Do, Sending, SlabState
 from tests.disagg.exploration.automaton import Automata, Raised
 from tests.disagg.exploration.world import (
     COMPONENTS,
@@ -27,6 +27,14 @@ from tests.disagg.exploration.world import (
 )
 
 Step = tuple[str, World]
+
+ABANDONED = (
+    SlabState.PAYLOAD_ABANDONED,
+    SlabState.FENCE_ABANDONED,
+    SlabState.ACKED_ABANDONED,
+)
+KEEPS_JOB = (SlabState.PACKING, SlabState.PACKING_ENDED, *ABANDONED)
+"""States of slabs with which an attempt is not over at prefill."""
 
 _ORDER = operator.itemgetter(0, 1, 6)
 """Attempt, slab and kind tell writes apart."""
@@ -98,8 +106,11 @@ def report(attempts: Attempts, key: TransferKey) -> Any:
 
 def abandon(attempts: Attempts, key: TransferKey) -> tuple[int, ...]:
     sending = attempts.running[key]
-    freed = [i for i in range(len(sending.slabs)) if Do.FREE_MEMORY in sending.abandon(i)]
-    return tuple(freed + sending.peer_removed())
+    return tuple(i for i in range(len(sending.slabs)) if Do.FREE_MEMORY in sending.abandon(i))
+
+
+def peer_removed(attempts: Attempts, key: TransferKey) -> tuple[int, ...]:
+    return tuple(attempts.running[key].peer_removed())
 
 
 def retire(attempts: Attempts, key: TransferKey) -> None:
@@ -147,7 +158,7 @@ class PrefillSide:
         for job in world.prefill.jobs:
             yield from self._compute(world, job)
         for write in world.network.writes:
-            if write.pending and write.prefill == world.prefill.epoch:
+            if self.awaits(world, write):
                 yield f"prefill: {_name(write)} is done here", self._write_done(world, write)
         for call in world.network.calls:
             if call[0] == "abort":
@@ -155,6 +166,13 @@ class PrefillSide:
         for decode in world.prefill.sessions:
             if self._session_is_lost(world, decode):
                 yield "prefill: notices that the session is gone", self._lose(world, decode)
+
+    def awaits(self, world: World, write: Write) -> bool:
+        """Whether prefill waits for the end of a write."""
+        if not write.pending or write.prefill != world.prefill.epoch:
+            return False
+        jobs = (j for j in world.prefill.jobs if j.attempt == write.attempt)
+        return any(self.view(world.prefill, j)[0][write.slab][0] in WRITE_PENDING for j in jobs)
 
     def _deliver(self, world: World, stream: Stream) -> Step:
         message, rest = stream.to_prefill[0], stream.to_prefill[1:]
@@ -213,6 +231,9 @@ class PrefillSide:
                 after, do = self._call(world, packed, key, index, rows, last)
                 after = self._pump(self._do(after, job, index, do), job)
                 yield f"prefill: packed slab {index} of attempt {job.attempt}", after
+        if any(state in ABANDONED for state, _, _ in slabs):
+            after = self._remove_peer(world, job)
+            yield f"prefill: has removed the peer of attempt {job.attempt}", after
         free = [place for place, piece in enumerate(world.prefill.pieces) if piece is None]
         may = job.next < len(slabs) and slabs[job.next][0] is SlabState.GRANTED
         if may and free and not ended:
@@ -292,8 +313,15 @@ class PrefillSide:
         return self._pump(world, job)
 
     def abandon(self, world: World, job: Job) -> World:
-        """The drain timed out: the peer's connection is closed, and nothing reads memory after."""
+        """The drain timed out: handles are released, but writes may go on reading memory."""
         world, freed = self._call(world, abandon, key_of(job.attempt, job.decode))
+        for slab in freed:
+            world = self._free(world, job, slab)
+        return self._pump(world, job)
+
+    def _remove_peer(self, world: World, job: Job) -> World:
+        """The plane has closed the connection: nothing reads memory for it any more."""
+        world, freed = self._call(world, peer_removed, key_of(job.attempt, job.decode))
         for write in world.network.writes:
             if write.pending and (write.attempt, write.decode) == (job.attempt, job.decode):
                 world = with_write(world, write, write._replace(pending=False))
@@ -350,8 +378,11 @@ class PrefillSide:
             jobs = replaced(world.prefill.jobs, job, told)
             world = world._replace(prefill=world.prefill._replace(jobs=jobs))
             world, job = self.say(world, told, ("finished",)), told
-        filling = any(s[0] in (SlabState.PACKING, SlabState.PACKING_ENDED) for s in slabs)
-        if pending or filling or not (ended or (settled and job.told)):
+        if (
+            pending
+            or any(s[0] in KEEPS_JOB for s in slabs)
+            or not (ended or (settled and job.told))
+        ):
             return world
         if not ended:
             world = self.say(world, job, ("closed",), last=True)

@@ -14,7 +14,7 @@ SHORT = {
     "session breaks": Bounds(slabs=1, budget=Budget(cut_session=1)),
     "stream breaks, answer lost": Bounds(slabs=1, budget=Budget(cut_stream=1, lose_answer=1)),
     "write fails, quarantine": Bounds(slabs=1, budget=Budget(fail_write=1, quarantine=1)),
-    "bytes are damaged, bytes are late": Bounds(
+    "bytes are damaged or late, prefill dies": Bounds(
         slabs=1, budget=Budget(damage=1, verify_timeout=1, crash_prefill=1), attempts=1
     ),
     "session breaks, writes are abandoned": Bounds(

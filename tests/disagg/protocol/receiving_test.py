@@ -192,7 +192,7 @@ class ReceivingUnderAnyPrefill(RuleBasedStateMachine):
             assert not self.broken and not self.leases
 
 
-ReceivingUnderAnyPrefill.TestCase.settings = settings(max_examples=100, stateful_step_count=50)
+ReceivingUnderAnyPrefill.TestCase.settings = settings(max_examples=50, stateful_step_count=50)
 
 
 class TestReceivingUnderAnyPrefill(ReceivingUnderAnyPrefill.TestCase):

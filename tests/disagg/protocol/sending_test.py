@@ -208,7 +208,7 @@ class SendingUnderAnyDecode(RuleBasedStateMachine):
             assert self.acked == set(range(SLABS))
 
 
-SendingUnderAnyDecode.TestCase.settings = settings(max_examples=100, stateful_step_count=50)
+SendingUnderAnyDecode.TestCase.settings = settings(max_examples=50, stateful_step_count=50)
 
 
 class TestSendingUnderAnyDecode(SendingUnderAnyDecode.TestCase):
