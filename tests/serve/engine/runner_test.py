@@ -2,6 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from disagg.data_plane import allocate_registered
 from dsv4.cache import cache_spec
 from dsv4.checkpoint.load import load_model
 from dsv4.tiny import build_tiny_checkpoint
@@ -71,6 +72,23 @@ def test_an_exported_and_admitted_cache_decodes_to_the_same_tokens(runner, loade
     expected = decode(runner, first, length, pages, 3, 6)
     assert decode(runner, first, length, other_pages, 8, 6) == expected
     assert runner.moved_buffers() == []
+
+
+def test_landed_bytes_may_change_as_soon_as_their_admission_has_returned(runner):
+    """A landing slot is granted again then. Aligned memory, which XLA may read in place."""
+    rng = np.random.default_rng(0)
+    for pages in ((11,), (12,), (13,), (14,)):
+        memory, expected = {}, {}
+        for name, array in runner.export_pages(pages).items():
+            memory[name] = allocate_registered(array.size).reshape(array.shape)
+            memory[name][...] = rng.integers(0, 64, array.shape, np.uint8)
+            expected[name] = memory[name].copy()
+        runner.admit_pages(list(pages), memory)
+        assert all(pool.is_ready() for pool in runner._cache.values())
+        for array in memory.values():
+            array.fill(1)
+        for name, array in runner.export_pages(pages).items():
+            np.testing.assert_array_equal(array, expected[name])
 
 
 def test_poison_outside_a_requests_own_memory_changes_nothing(runner):
