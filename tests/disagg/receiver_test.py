@@ -170,7 +170,7 @@ def test_a_dead_prefills_slots_are_free_before_they_count_as_quarantined():
 
     async def test():
         async with pairs.world() as world:
-            first = await world.prefill(backend=MadeUpBackend(0.02))
+            first = await world.prefill(backend=MadeUpBackend(0.02), outbox_slabs=4)
             decode = world.decode(first.target, quarantine_after_s=1.0)
             await connected(decode.link)
             first.plane.hold = lambda parts: True
