@@ -18,7 +18,7 @@ from disagg.data_plane import Region
 from disagg.errors import DisaggError, InvalidField, LayoutMismatch, WrongRole
 from disagg.fence import FENCE_BYTES, ROWS_PER_SLAB
 from disagg.handshake import Endpoint, check_pair, endpoint_from_proto, endpoint_to_proto
-from disagg.layout import MAY_DIFFER, LayoutTable
+from disagg.layout import LayoutTable, compare_tables
 from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
 from disagg.slab import min_slab_bytes
 from tests.disagg import pair as pairs
@@ -34,7 +34,7 @@ SLOW = settings(
 )
 
 MAY_DIFFER_PATHS = frozenset(
-    {f"layout.buffers.{field}" for field in MAY_DIFFER}
+    {"layout.buffers.num_units", "layout.buffers.memory_kind"}
     | {"process_epoch", "plane_metadata", "slab_bytes", "chunk_pages"}
     | {f"{name}.{field}" for name in ("landing", "fence") for field in ("base", "stride")}
     | {"landing.num_bytes"}
@@ -130,6 +130,66 @@ def name_in_error(path: str) -> str:
     """What an error must say of a field: its name; of a region's field the region."""
     *owners, name = path.split(".")
     return owners[0] if owners and owners[0] in ("landing", "fence") else name
+
+
+def redrawn(table: LayoutTable, component: str, changes: dict[str, Any]) -> LayoutTable:
+    """The table with all layers of a component changed alike. Raises ValueError if none is so."""
+    buffers = [
+        dataclasses.replace(b, **changes) if b.component == component else b for b in table.buffers
+    ]
+    return LayoutTable(tuple(buffers), table.page_tokens)
+
+
+WHOLE_CHANGES = {
+    "storage_format": {"storage_format": "f32", "word_dtype": "float32", "entry_bytes": 4},
+    "entry_bytes": {"entry_bytes": 8},
+    "entries_per_unit": {"entries_per_unit": 1},
+    "shard": {"shard": "0/2"},
+    "placement": {"placement": "slot", "tokens_per_unit": 0},
+    "unit_bytes": {"unit_bytes": 4096},
+}
+"""What is named -> a change of all layers of a component that may be valid in itself."""
+
+
+@pytest.mark.parametrize("field", WHOLE_CHANGES)
+@settings(deadline=None, max_examples=25, database=None, phases=[Phase.generate])
+@given(table=tables(), which=st.integers(0, 7))
+def test_a_component_that_one_end_stores_otherwise_is_refused_by_buffer_and_field(
+    field, table, which
+):
+    names = sorted({buffer.component for buffer in table.buffers})
+    component = names[which % len(names)]
+    try:
+        theirs = redrawn(table, component, WHOLE_CHANGES[field])
+    except ValueError:
+        return  # no process can be started with such a table
+    found = compare_tables(table, theirs)
+    slab_bytes = 2 * max(min_slab_bytes(table), min_slab_bytes(theirs))
+    ends = endpoint("prefill", table, slab_bytes), endpoint("decode", theirs, slab_bytes)
+    for ours, other in (ends, ends[::-1]):
+        if not found:  # it was so already
+            check_pair(ours, other)
+            continue
+        with pytest.raises(LayoutMismatch) as error:
+            check_pair(ours, other)
+        said = f".{component}: {found[0].field}: {ours.role} has "
+        assert said in error.value.message
+    assert not found or field in {mismatch.field for mismatch in found}
+
+
+@settings(deadline=None, max_examples=100, database=None, phases=[Phase.generate])
+@given(table=tables(), theirs=tables())
+def test_two_tables_fit_exactly_if_their_digests_are_equal(table, theirs):
+    slab_bytes = 2 * max(min_slab_bytes(table), min_slab_bytes(theirs))
+    ends = endpoint("prefill", table, slab_bytes), endpoint("decode", theirs, slab_bytes)
+    if table.digest() == theirs.digest():
+        assert check_pair(*ends) == check_pair(*ends[::-1]) > 0
+        return
+    for ours, other in (ends, ends[::-1]):
+        with pytest.raises(
+            LayoutMismatch, match=r"(table|layers\.\d+\.\w+): \w+: (prefill|decode)"
+        ):
+            check_pair(ours, other)
 
 
 def test_a_hello_of_random_bytes_raises_nothing_that_is_not_typed():
