@@ -17,6 +17,7 @@ StorageFormat = Literal["f32", "bf16", "fp8_e4m3+f32_scale"]
 
 FP8_FORMAT = "fp8_e4m3+f32_scale"
 STORAGE_FORMATS = ("f32", "bf16", FP8_FORMAT)
+_DTYPES = {"f32": "float32", "bf16": "bfloat16", FP8_FORMAT: "uint8"}
 
 E4M3_MAX = 448.0
 E4M3_STEP = 1 / E4M3_MAX  # times the largest value it is the scale; a product, never a division
@@ -65,10 +66,11 @@ def check_pool(
     if storage_format == FP8_FORMAT:
         entry_bytes = dim + SCALE_BYTES
         entries = pool.shape[1] // entry_bytes
-        fits = pool.ndim == 2 and pool.dtype == "uint8" and pool.shape[1] % entry_bytes == 0
+        fits = pool.ndim == 2 and pool.shape[1] % entry_bytes == 0
     else:
         entries = pool.shape[1]
         fits = pool.ndim == 3 and pool.shape[2] == dim
+    fits = fits and pool.dtype == _DTYPES[storage_format]
     if not fits or entries_per_page not in (None, entries):
         raise ValueError(
             f"pool: got {pool.dtype}{list(pool.shape)}, expected {entries_per_page or 'some'} "

@@ -54,7 +54,7 @@ class _Decode:
             plgpu.barrier_wait(shared["fetched"].at[slot])
             keys, scales = tiles.operand(slot, 0, shared)
             made = tiles.score(keys, scales, 0, 0, shared)
-            plgpu.wait_smem_to_gmem(0)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             tiles.write(made, tile, reach, 0, shared)
             plgpu.commit_smem()
             tiles.send(out, row, 0, tile, 0, shared)
@@ -77,7 +77,7 @@ class _Decode:
 
         @pl.when(middle < end)
         def _() -> None:
-            plgpu.wait_smem_to_gmem(0)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             tiles.write(None, middle, 0, 0, shared)
             plgpu.commit_smem()
 

@@ -128,7 +128,7 @@ class _Prefill:
         tiles, group = self.tiles, jax.lax.axis_index("group")
         slot = jax.lax.rem(index, self.slots)
         plgpu.barrier_wait(shared["asked"].at[slot])
-        plgpu.wait_smem_to_gmem(0)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
         @pl.when(tile * TILE_KEYS < seen)
         def _() -> None:

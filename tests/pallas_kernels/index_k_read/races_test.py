@@ -14,7 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import tuning
 from pallas_kernels.index_k_read import arg_specs, decode, matmul, pallas, prefill, tiles
-from tests.pallas_kernels import racing
+from tests.pallas_kernels import addressing, racing
 
 MODULES = (pallas, decode, prefill, tiles, matmul)
 
@@ -57,6 +57,20 @@ def test_a_slot_that_is_filled_again_before_all_have_answered_is_a_race(monkeypa
     monkeypatch.setattr(tuning, "parameters", lambda kernel: parameters)
     monkeypatch.setattr(prefill, "plgpu", _Impatient())
     racing.expect_race_as_it_is(lambda: scores(3))
+
+
+@pytest.mark.parametrize(("queries", "count"), [(1, 2), (3, 1)])
+def test_only_the_end_of_a_block_waits_until_scores_are_written(queries, count):
+    """Before it, shared memory is free once it was read: the way to memory takes long."""
+    made: Any = arg_specs.shapes((1, queries, 32, 32, 4, 4), "bf16")
+    static = {"entries_per_page": 64, "storage_format": "bf16"}
+    program = jax.make_jaxpr(functools.partial(pallas.index_k_scores, **static))(*made)
+    waits = [
+        equation.params["wait_read_only"]
+        for equation in addressing.equations(program.jaxpr)
+        if equation.primitive.name == "wait_smem_to_gmem"
+    ]
+    assert sorted(waits) == [False] + [True] * count
 
 
 def test_the_waits_that_race_detection_does_not_see_are_where_they_belong():
