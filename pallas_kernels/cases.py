@@ -13,7 +13,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-Use = Literal["interpret", "compile", "gpu"]
+Use = Literal["interpret", "compile", "compile_soak", "gpu"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Case:
         make: values of the arrays: (rng) -> NumPy arrays of these shapes. Everything that must
             not be read is poisoned (NaN, or bytes that decode to NaN).
         uses: "interpret" (small enough for the CPU), "compile" (production shapes, deviceless),
+            "compile_soak" (further such shapes, which bring no other code of a kernel),
             "gpu" (run on a real one).
         donate: arrays that are donated.
         instructions: for each matmul of `Target.matmul`, a pattern that its PTX must contain;

@@ -24,6 +24,12 @@ def all_cases() -> tuple[Case, ...]:
     return tuple(case for kernel in KERNELS for case in cases(kernel))
 
 
+def compiled_cases(*, soak: bool) -> tuple[Case, ...]:
+    """The cases to be compiled without a GPU; with `soak`, all of them."""
+    uses = {"compile", "compile_soak"} if soak else {"compile"}
+    return tuple(case for case in all_cases() if uses & case.uses)
+
+
 def comparisons(kernel: str) -> list[Comparison]:
     """What the speed of `kernel` is compared with; allocates the arrays."""
     return importlib.import_module(f"pallas_kernels.{kernel}.bench").comparisons()

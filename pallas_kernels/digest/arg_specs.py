@@ -49,7 +49,7 @@ CASES = (
     _array("less_than_a_tile", (7, 5), np.float32, "interpret", "gpu"),
     # 64 MiB: one chunk's pages of a component, units of 2 KiB to 128 KiB
     _units("c4_kv_64MiB", (21, 25, 64, 1024), _BF16, (0, 25), "compile", "gpu"),
-    _units("index_k_64MiB", (21, 378, 8448), np.uint8, (100, 128), "compile", "gpu"),
+    _units("index_k_64MiB", (21, 378, 8448), np.uint8, (100, 128), "compile_soak", "gpu"),
     _units("state_1MiB", (21, 1, 8, 2, 1024), np.float32, (0, 1), "compile", "gpu"),
-    _array("array_64MiB", (16 << 20,), np.float32, "compile", "gpu"),
+    _array("array_64MiB", (16 << 20,), np.float32, "compile_soak", "gpu"),
 )  # fmt: skip

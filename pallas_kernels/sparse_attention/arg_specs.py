@@ -120,6 +120,7 @@ def _case(name: str, uses: frozenset[Use], sizes: Sizes) -> Case:
 
 _SMALL: frozenset[Use] = frozenset({"interpret", "gpu"})
 _LARGE: frozenset[Use] = frozenset({"compile", "gpu"})
+_LARGER: frozenset[Use] = frozenset({"compile_soak", "gpu"})
 
 CASES: tuple[Case, ...] = (
     _case("tiny", _SMALL, Sizes(3, 4, 64, window=8, pages=4, entries=8, chosen=18)),
@@ -128,6 +129,6 @@ CASES: tuple[Case, ...] = (
         "decode_flash", _LARGE, Sizes(32, 64, 512, window=128, pages=512, entries=64, chosen=512)
     ),
     _case(
-        "decode_pro", _LARGE, Sizes(32, 128, 512, window=128, pages=512, entries=64, chosen=1024)
+        "decode_pro", _LARGER, Sizes(32, 128, 512, window=128, pages=512, entries=64, chosen=1024)
     ),
 )

@@ -61,10 +61,10 @@ CASES = (
     _rows(3, 1100, 70, "interpret", "gpu"),
     _pages(2, 1, 10, 16, 20, "interpret", "gpu"),
     # Decode and prefill of Flash (512) and Pro (1024), and an odd length.
-    _rows(32, 262144, 512, "compile", "gpu"),
+    _rows(32, 262144, 512, "compile_soak", "gpu"),
     _rows(2048, 32768, 512, "compile", "gpu"),
     _rows(32, 262144, 1024, "gpu"),
-    _rows(7, 100_000, 1024, "compile", "gpu"),
+    _rows(7, 100_000, 1024, "compile_soak", "gpu"),
     _rows(2, 1 << 20, 1024, "gpu"),
     _pages(16, 1, 2048, 64, 512, "gpu"),
 )

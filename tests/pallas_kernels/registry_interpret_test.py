@@ -38,7 +38,8 @@ def test_every_kernel_has_the_same_roles_of_files(kernel, role):
 @pytest.mark.parametrize("kernel", registry.KERNELS)
 def test_every_kernel_is_tried_in_every_way(kernel):
     cases = registry.cases(kernel)
-    assert {use for case in cases for use in case.uses} == {"interpret", "compile", "gpu"}
+    uses = {use for case in cases for use in case.uses}
+    assert uses - {"compile_soak"} == {"interpret", "compile", "gpu"}
     names = [case.name for case in cases]
     assert len(names) == len(set(names)), f"{kernel}: names of cases are not unique: {names}"
     assert all(case.kernel == kernel for case in cases)

@@ -1,6 +1,6 @@
 """Compiles every case of every kernel for one GPU that is not there: one process per target.
 
-    python -m tests.pallas_kernels.deviceless.compile_target TARGET FOLDER [KERNEL ...]
+    python -m tests.pallas_kernels.deviceless.compile_target TARGET FOLDER some|all [KERNEL ...]
 
 It needs the environment that reports.py gives it. Dumps go to FOLDER, one folder a case; reports go
 to FOLDER/reports.json.
@@ -107,12 +107,12 @@ def _kernel(ptx: Path, name: str, pattern: str, mlir: str, resources: str) -> du
 
 def main() -> None:
     """See the module docstring."""
-    name, folder, *kernels = sys.argv[1:]
+    name, folder, which, *kernels = sys.argv[1:]
     device = topology.device(name)
     made = [
         report(case, name, device, Path(folder) / case.id)
-        for case in registry.all_cases()
-        if "compile" in case.uses and (not kernels or case.kernel in kernels)
+        for case in registry.compiled_cases(soak=which == "all")
+        if not kernels or case.kernel in kernels
     ]
     (Path(folder) / "reports.json").write_text(written(made))
 

@@ -10,14 +10,25 @@ from tests.pallas_kernels.deviceless import reports
 pytestmark = pytest.mark.skipif(bool(reports.unavailable()), reason=str(reports.unavailable()))
 
 
-@pytest.mark.timeout(reports.TIMEOUT_S + 20)
-@pytest.mark.parametrize("target", reports.TARGETS)
-def test_every_case_compiles_as_its_target_demands(target, tmp_path):
-    made = reports.compile_for(target, tmp_path / "dumps")
-    expected = {case.id for case in registry.all_cases() if "compile" in case.uses}
+def check(target, folder, *, soak):
+    made = reports.compile_for(target, folder / "dumps", soak=soak)
+    expected = {case.id for case in registry.compiled_cases(soak=soak)}
     assert {f"{report.kernel}-{report.case}" for report in made} == expected
     problems = [f"{r.kernel}-{r.case}: {problem}" for r in made for problem in r.problems()]
     assert not problems, "\n".join(problems)
+
+
+@pytest.mark.timeout(reports.TIMEOUT_S + 20)
+@pytest.mark.parametrize("target", reports.TARGETS)
+def test_every_kernel_compiles_as_its_target_demands(target, tmp_path):
+    check(target, tmp_path, soak=False)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(reports.TIMEOUT_S + 20)
+@pytest.mark.parametrize("target", reports.TARGETS)
+def test_every_shape_compiles_as_its_target_demands(target, tmp_path):
+    check(target, tmp_path, soak=True)
 
 
 def test_the_packages_are_where_the_environment_puts_them():

@@ -94,12 +94,13 @@ def unavailable() -> str | None:
     return None
 
 
-def compile_for(target: str, folder: Path, *kernels: str) -> list[CaseReport]:
-    """Compiles all cases with use "compile", or those of `kernels`, for one target.
+def compile_for(target: str, folder: Path, *kernels: str, soak: bool = False) -> list[CaseReport]:
+    """Compiles the cases of all kernels, or of `kernels`, for one target.
 
     Args:
         target: one of TARGETS.
         folder: where dumps go; must not exist.
+        soak: all cases, see `registry.compiled_cases`.
 
     Raises:
         RuntimeError: the packages are missing, or the process died; with the end of its output.
@@ -119,7 +120,7 @@ def compile_for(target: str, folder: Path, *kernels: str) -> list[CaseReport]:
     }
     command = [sys.executable, "-m", "tests.pallas_kernels.deviceless.compile_target"]
     done = subprocess.run(
-        [*command, target, str(folder), *kernels],
+        [*command, target, str(folder), "all" if soak else "some", *kernels],
         env=environment,
         cwd=ROOT,
         timeout=TIMEOUT_S,
