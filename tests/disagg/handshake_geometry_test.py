@@ -306,7 +306,7 @@ def test_any_two_sizes_of_one_meaning_work_end_to_end_and_post_only_into_the_pee
 
 
 @pytest.mark.parametrize("region", ["landing", "fence"])
-@pytest.mark.parametrize("shift", [-(1 << 36), 1 << 36, "count"])
+@pytest.mark.parametrize("shift", [-(1 << 36), 1 << 36])
 def test_memory_that_a_peer_does_not_have_is_never_posted_to(region, shift):
     async def test():
         async with pairs.world() as world:
@@ -314,25 +314,15 @@ def test_memory_that_a_peer_does_not_have_is_never_posted_to(region, shift):
             decode = world.decode(prefill.target)
             hub = decode.hub  # has not said Hello yet
             true = getattr(hub.endpoint, region)
-            false = (
-                dataclasses.replace(true, base=true.base + true.stride * true.count)
-                if shift == "count"
-                else dataclasses.replace(true, base=true.base + shift)
-            )
+            false = dataclasses.replace(true, base=true.base + shift)
             hub.endpoint = dataclasses.replace(hub.endpoint, **{region: false})
-            before = hub._payload.copy(), hub._fence.copy()
-            try:
-                await asyncio.wait_for(pairs.connected(decode.link), 2)
-            except (TimeoutError, AssertionError):
-                assert "fence.base" in str(decode.link.refusal)  # the two overlap now
-            else:
-                ids = prompt(40)
-                sink = CheckingSink(ids)
-                with pytest.raises(InvalidField, match="remote address: seen .* registered memory"):
-                    await decode.link.fetch(request(ids, timeout_s=5), sink)
-                assert sink.admitted == []
-            if region == "landing":
-                assert (hub._fence == before[1]).all()
+            await pairs.connected(decode.link)
+            ids = prompt(40)
+            sink = CheckingSink(ids)
+            with pytest.raises(InvalidField, match="remote address: seen .* registered memory"):
+                await decode.link.fetch(request(ids, timeout_s=5), sink)
+            assert sink.admitted == []
+            assert not hub._fence.any()  # a payload that was refused is followed by no rows
             await until(lambda: prefill.service.leases()["outbox_used"] == 0)
             assert not prefill.backend.tasks
 
