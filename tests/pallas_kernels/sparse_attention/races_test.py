@@ -1,5 +1,5 @@
 """Race detection of sparse attention: planted races are found. That it is clean as it is, is tried
-with all cases in tests/pallas_kernels/interpret_test.py."""
+with all cases in registry_interpret_test.py."""
 
 import numpy as np
 import pytest
