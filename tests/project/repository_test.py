@@ -26,7 +26,7 @@ FORBIDDEN = re.compile("|".join([*REGISTRY_HOSTS, rf"(?<![\w.)}}-])(?:{'|'.join(
 
 # Races planted in a kernel, and addresses past 2**31, are not one module's.
 ABOUT_THE_WHOLE = re.compile(
-    r"tests/(system|project)/|tests/pallas_kernels/(\w+/races|addressing)_test"
+    r"tests/(system|project|mutants)/|tests/pallas_kernels/(\w+/races|addressing)_test"
 )
 
 

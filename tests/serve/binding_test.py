@@ -44,3 +44,16 @@ def test_peers_that_differ_in_the_window_of_the_mtp_block_alone_are_told_its_nam
     decode = Endpoint("decode", "model", 1024, 384, drafting, 1 << 20)
     with pytest.raises(LayoutMismatch, match=r"layers\.6\.swa_kv"):
         check_pair(decode, prefill)
+
+
+@pytest.mark.parametrize("index_k_format", ["f32", "bf16", "fp8"])
+def test_every_buffer_has_the_bytes_of_its_own_spec(index_k_format):
+    spec = cache_spec(CONFIG, index_k_format=index_k_format)
+    layout = layout_table(spec, num_pages=5, num_slots=3).by_name
+    assert layout.keys() == spec.by_name.keys()
+    for name, buffer in spec.by_name.items():
+        of_layout = layout[name]
+        assert of_layout.unit_bytes == buffer.unit_bytes
+        assert of_layout.entry_bytes == buffer.entry_bytes
+        assert of_layout.entries_per_unit == buffer.entries
+        assert of_layout.num_units == (5 if buffer.placement == "page" else 3)

@@ -25,11 +25,22 @@ class Server(ServerProcess):
       target: HOST:PORT, known once one of the waits has returned.
     """
 
-    def __init__(self, role: str, folder: Path, *flags: str, listen: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self,
+        role: str,
+        folder: Path,
+        *flags: str,
+        listen: str = "127.0.0.1:0",
+        sources: Path | None = None,
+    ) -> None:
+        """Starts it, from other sources than this process's if they are given."""
         log = folder / f"{role}-{time.monotonic_ns()}.log"
         super().__init__(role, [role, "--listen", listen, *flags], log)
         self.target = ""
-        self.start({**os.environ, "JAX_PLATFORMS": "cpu"})
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        if sources is not None:  # the working directory, this process's root, is not searched then
+            environment |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(sources)}
+        self.start(environment)
 
     def wait_listening(self) -> str:
         """Waits until the port is known, before the engine has started."""
@@ -55,8 +66,14 @@ class Fleet:
         self._common = common
         self.servers: list[Server] = []
 
-    def start(self, role: str, *flags: str, listen: str = "127.0.0.1:0") -> Server:
-        server = Server(role, self._folder, *self._common, *flags, listen=listen)
+    def start(
+        self,
+        role: str,
+        *flags: str,
+        listen: str = "127.0.0.1:0",
+        sources: Path | None = None,
+    ) -> Server:
+        server = Server(role, self._folder, *self._common, *flags, listen=listen, sources=sources)
         self.servers.append(server)
         return server
 

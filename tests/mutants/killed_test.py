@@ -1,0 +1,143 @@
+"""Every known bad build is found: by the tests, and by an audit or a refusal of the pair.
+
+Prints which test found which mutant, and what the audit said of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dsv4.tiny import build_tiny_checkpoint
+from serve.cli import main
+from tests.mutants.catalogue import MUTANTS, Mutant
+from tests.mutants.copies import copy_sources
+from tests.system.servers import Fleet, Server, info
+
+pytestmark = [pytest.mark.soak, pytest.mark.system, pytest.mark.timeout(1800)]
+
+HEALTH_TIMEOUT_S = 60.0
+AUDIT = ("--sessions", "80", "--max-prompt", "700", "--max-tokens", "8", "--timeout", "120")
+_FAILED = re.compile(r"^FAILED (\S+)", re.MULTILINE)
+
+each = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+
+
+@pytest.fixture(scope="module")
+def found(request: pytest.FixtureRequest) -> Iterator[list[tuple[str, str, str]]]:
+    """(mutant, by what, how), printed at the end."""
+    rows: list[tuple[str, str, str]] = []
+    yield rows
+    terminal = request.config.pluginmanager.getplugin("terminalreporter")
+    for row in rows:
+        getattr(terminal, "write_line", print)("| " + " | ".join(row) + " |")
+
+
+@each
+def test_tests_find_it(mutant, tmp_path, found):
+    sources = tmp_path / "sources"
+    copy_sources(mutant, sources)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=line", "-p", "no:cacheprovider"]
+    run = subprocess.run(
+        [*command, "--basetemp", str(tmp_path / "temporary"), *mutant.tests],
+        cwd=sources,
+        capture_output=True,
+        text=True,
+    )
+    killers = _FAILED.findall(run.stdout)
+    assert run.returncode == 1 and killers, run.stdout[-3000:] + run.stderr[-3000:]
+    found.append((mutant.name, "tests", killers[0]))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("mutants")
+
+
+@pytest.fixture(scope="module")
+def common(folder: Path) -> tuple[str, ...]:
+    """Flags of every server: one model, one folder of compiled programs."""
+    build_tiny_checkpoint(folder / "model")
+    return (
+        "--model", str(folder / "model"), "--compile-cache", str(folder / "compiled"),
+        "--max-context", "2048",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def control(folder: Path, common: tuple[str, ...]) -> Iterator[Callable[..., Server]]:
+    """Makes a sound `local` server with these flags, once for each set of flags."""
+    fleet = Fleet(folder, *common)
+    made: dict[tuple[str, ...], Server] = {}
+
+    def make(*flags: str) -> Server:
+        if flags not in made:
+            made[flags] = fleet.serve("local", *flags)
+        return made[flags]
+
+    yield make
+    fleet.close()
+
+
+def refused_or_healthy(decode: Server) -> bool:
+    """Waits until decode and prefill have met; whether they refused each other."""
+    deadline = time.monotonic() + HEALTH_TIMEOUT_S
+    while time.monotonic() < deadline:
+        state = info(decode.target)
+        if "refused" in state["peers"].values():
+            return True
+        if state["health"].get("dsv4.generate.v1.Generate"):
+            return False
+        time.sleep(0.2)
+    raise TimeoutError(f"decode and prefill have not met within {HEALTH_TIMEOUT_S} s")
+
+
+def deploy(fleet: Fleet, mutant: Mutant | None, sources: Path) -> tuple[Server, Server]:
+    """A prefill and a decode, of bad build where the mutant says so."""
+
+    def start(role: str, *flags: str) -> Server:
+        bad = mutant is not None and role in mutant.where
+        flags = (*(mutant.flags if mutant else ()), *flags)
+        return fleet.start(role, *flags, sources=sources if bad else None)
+
+    prefill = start("prefill")
+    decode = start("decode", "--prefill", prefill.wait_listening(), "--verify-timeout-s", "2")
+    prefill.wait_serving()
+    decode.wait_serving()
+    return prefill, decode
+
+
+def audit(decode: Server, control: Server, report: Path) -> tuple[int, str]:
+    """Exit status, and what was found in words."""
+    arguments = ["--target", decode.target, "--control", control.target, "--json", str(report)]
+    status = main(["audit", *arguments, *AUDIT])
+    if not report.exists():
+        return status, f"status {status}, no report"
+    said = json.loads(report.read_text())
+    counts = ", ".join(f"{said[key]} {key}" for key in ("different", "damaged", "failed"))
+    return status, f"{said['status']}: {counts} of {said['sessions']}"
+
+
+@each
+def test_an_audit_finds_it_or_the_pair_refuses_it(mutant, folder, common, control, tmp_path, found):
+    sources = tmp_path / "sources"
+    copy_sources(mutant, sources)
+    fleet = Fleet(tmp_path, *common)
+    try:
+        _, decode = deploy(fleet, mutant, sources)
+        if refused_or_healthy(decode):
+            found.append((mutant.name, "handshake", "refused"))
+            assert not mutant.masked
+            return
+        status, words = audit(decode, control(*mutant.flags), tmp_path / "audit.json")
+        found.append((mutant.name, "audit", words))
+        assert (status == 0) == bool(mutant.masked), words
+    finally:
+        fleet.close()
