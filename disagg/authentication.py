@@ -16,10 +16,12 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
+import grpc
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from disagg import rpc
 from disagg.errors import InvalidField, PeerLost, StaleEpoch, Unauthenticated
 from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
 
@@ -283,17 +285,27 @@ class DecodeGuard:
         return Seal(self._key, ref)
 
     async def ask(
-        self, method: str, rpc: Callable[[pb.TransferRef], Any], ref: pb.TransferRef
+        self, method: str, call: Callable[[pb.TransferRef], Any], ref: pb.TransferRef
     ) -> pb.TransferReport:
-        """Abort or Status."""
+        """Abort or Status.
+
+        Raises:
+            PeerLost: what answers says that it is another process. No status is sealed, so that it
+                proves nothing; a Welcome of another process does.
+        """
         if self._secret is None:
-            return await rpc(ref)
+            return await call(ref)
         asked = pb.TransferRef()
         asked.CopyFrom(ref)
         asked.nonce = os.urandom(NONCE_BYTES)
         key = _pair_key(self._secret, ref)
         asked.mac = _sealed_ref(key, method, asked)
-        report = await rpc(asked)
+        try:
+            report = await call(asked)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.ABORTED:
+                raise
+            raise PeerLost(f"{method}: answered with an unsealed {error.details()!r}") from error
         _compare(_sealed_report(key, method, asked, report), report.mac, f"{method} report")
         return report
 
@@ -327,8 +339,8 @@ class SealedStub:
     def _ask(
         self, method: str, ref: pb.TransferRef, timeout: float | None
     ) -> Coroutine[Any, Any, pb.TransferReport]:
-        rpc = functools.partial(getattr(self._stub, method), timeout=timeout)
-        return self._guard.ask(method, rpc, ref)
+        call = functools.partial(getattr(self._stub, method), timeout=timeout)
+        return self._guard.ask(method, call, ref)
 
 
 class SealedCall:
@@ -346,7 +358,7 @@ class SealedCall:
         await self._call.write(message if self._seal is None else self._seal.sign(message))
 
     async def __aiter__(self) -> AsyncIterator[pb.ToDecode]:
-        async for message in self._call:
+        async for message in rpc.messages(self._call):
             yield message if self._seal is None else self._seal.check(message)
 
     async def done_writing(self) -> None:

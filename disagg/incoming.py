@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import grpc
 import numpy as np
 
 from disagg import rpc
@@ -223,7 +224,8 @@ class IncomingTransfer:
             sampling=pb.Sampling(**dataclasses.asdict(sampling)),
         )
         # A write after the call ended says nothing: its status is what the reader raises.
-        with contextlib.suppress(asyncio.InvalidStateError), self._rpc_errors():
+        over = contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError)
+        with self._rpc_errors(), over:
             await call.write(pb.ToPrefill(start=start))
             while (message := await self._outgoing.get()) is not None:
                 with self._hub.trace("disagg.ack" if message.HasField("ack") else "disagg.grant"):

@@ -333,9 +333,9 @@ class PrefillLink:
                 f"transfer {request.transfer_id.hex()}: not done in {request.timeout_s} s"
             ) from error
         except AlreadyExists:
-            abort = False  # it would abort the other one
+            abort = bool(transfer.unproven)  # else it would abort the other one
             raise
-        except PeerLost:
+        except (PeerLost, StaleEpoch):
             self._ready.clear()
             raise
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, NoReturn
 
 import grpc
@@ -69,6 +69,43 @@ def typed_errors(peer: str) -> Iterator[None]:
         if task is not None and task.cancelling():
             raise
         raise PeerLost(f"{peer}: the channel was closed") from None
+
+
+async def messages[T](call: grpc.aio.StreamStreamCall[Any, T]) -> AsyncIterator[T]:
+    """The messages of a call, up to the status that the peer ended it with.
+
+    A write that fails because the call has ended makes gRPC replace the status that came with its
+    own (grpc/grpc issue 36066): the first one counts.
+    """
+    first: list[grpc.aio.AioRpcError] = []
+    call.add_done_callback(lambda _: first.extend(_status_now(call)))
+    try:
+        async for message in call:
+            yield message
+    except grpc.aio.AioRpcError as error:
+        if first and first[0].code() not in (grpc.StatusCode.OK, error.code()):
+            raise first[0] from error
+        raise
+
+
+def _status_now(call: grpc.aio.StreamStreamCall[Any, Any]) -> list[grpc.aio.AioRpcError]:
+    """The status of a call that has ended, from a callback, which cannot wait."""
+
+    async def status() -> grpc.aio.AioRpcError:
+        return grpc.aio.AioRpcError(
+            await call.code(),
+            await call.initial_metadata(),
+            await call.trailing_metadata(),
+            await call.details(),
+        )
+
+    running = status()
+    try:
+        running.send(None)  # nothing in it waits, since the call has ended
+    except StopIteration as done:
+        return [done.value]
+    running.close()
+    return []
 
 
 async def abort(context: grpc.aio.ServicerContext, error: DisaggError) -> NoReturn:

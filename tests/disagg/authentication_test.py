@@ -12,7 +12,7 @@ import pytest
 
 from disagg import authentication, rpc
 from disagg.authentication import Seal, canonical
-from disagg.errors import PeerLost, Unauthenticated
+from disagg.errors import PeerLost, StaleEpoch, Unauthenticated
 from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
 from disagg.proto.dsv4.disagg.v1 import control_pb2_grpc as pb_grpc
 from tests.disagg import pair as pairs
@@ -270,6 +270,32 @@ def test_an_altered_report_frees_no_slot(monkeypatch):
             prefill.plane.let_go()
             await until(lambda: at_baseline(prefill, decode))
             assert decode.hub.ring.freed["landed"] == 2
+
+    run(test())
+
+
+def test_a_status_that_calls_prefill_another_process_frees_no_slot(monkeypatch):
+    told = []
+
+    def another(ref):
+        told.append(ref)
+        raise StaleEpoch("prefill_epoch: another process")
+
+    async def test():
+        async with secret_pair() as (prefill, decode, _):
+            prefill.plane.hold = lambda parts: True
+            fetch = asyncio.create_task(
+                decode.link.fetch(request(prompt(30)), CheckingSink(prompt(30)))
+            )
+            await until(lambda: len(prefill.plane.held) >= 2)
+            with monkeypatch.context() as patch:
+                patch.setattr(prefill.service, "abort", another)
+                fetch.cancel()
+                await asyncio.gather(fetch, return_exceptions=True)
+                await until(lambda: len(told) >= 2)
+            assert decode.hub.ring.freed["peer_dead"] == 0
+            prefill.plane.let_go()
+            await until(lambda: at_baseline(prefill, decode))
 
     run(test())
 

@@ -393,6 +393,25 @@ def test_the_same_attempt_twice_is_refused_and_does_not_disturb_the_first():
     run(test())
 
 
+class LateDuplicate(MadeUpBackend):
+    """Says that an attempt was started before when decode has granted it a slot."""
+
+    async def _run(self, job):
+        job.begin()
+        await until(lambda: job.sending.is_granted(0))
+        job.fail(AlreadyExists("transfer_id: started before"))
+
+
+def test_slots_of_an_attempt_that_a_peer_calls_a_duplicate_too_late_are_settled():
+    async def test():
+        async with pairs.pair(backend=LateDuplicate()) as (_, prefill, decode):
+            with pytest.raises(AlreadyExists, match="started before"):
+                await decode.link.fetch(request(prompt(100)), CheckingSink(prompt(100)))
+            await until(lambda: at_baseline(prefill, decode))
+
+    run(test())
+
+
 def test_a_link_without_a_prefill_says_so():
     async def test():
         async with pairs.world() as world:
