@@ -285,7 +285,11 @@ class PrefillService:
         plan = slab.plan_slabs(ours.table, len(token_ids), session.pages_per_slab)
         record = self.log.open(key[1], key[2], key[0].hex())
         job = PrefillJob(key, token_ids, sampling, plan, session.peer, self._outlet, record)
-        self._backend.submit(job)
+        try:
+            self._backend.submit(job)
+        except DisaggError as error:
+            record.outcome = f"{error.code}: {error.message}"
+            raise
         self._attempts.start(key, job.sending)
         self._jobs[key] = job
         session.jobs.add(job)

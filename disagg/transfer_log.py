@@ -17,6 +17,9 @@ from disagg.errors import DisaggError
 from disagg.fence import FenceRow
 
 CAPACITY = 512
+MAX_SEGMENTS = 1 << 17
+"""Segments of all attempts together, about 30 MB: a prompt of a million tokens has thousands."""
+
 COMPLETE = "complete"
 
 
@@ -62,9 +65,11 @@ class TransferRecord:
     began: float = dataclasses.field(default_factory=time.time)
     outcome: str = "running"
     segments: list[SegmentRecord] = dataclasses.field(default_factory=list)
+    _of_slab: dict[int, list[int]] = dataclasses.field(default_factory=dict, repr=False)
 
     def add(self, rows: Iterable[FenceRow], state: str) -> None:
         """The segments of one slab got as far as `state`."""
+        begin = len(self.segments)
         self.segments += [
             SegmentRecord(
                 row.slab_index,
@@ -79,15 +84,13 @@ class TransferRecord:
             )
             for row in rows
         ]
+        for index in range(begin, len(self.segments)):
+            self._of_slab.setdefault(self.segments[index].slab_index, []).append(index)
 
     def advance(self, slab_index: int, state: str) -> None:
         """All segments of a slab got as far as `state`."""
-        self.segments = [
-            dataclasses.replace(segment, state=state)
-            if segment.slab_index == slab_index
-            else segment
-            for segment in self.segments
-        ]
+        for index in self._of_slab.get(slab_index, ()):
+            self.segments[index] = dataclasses.replace(self.segments[index], state=state)
 
 
 @contextlib.contextmanager
@@ -119,6 +122,9 @@ class TransferLog:
         self, transfer_id: bytes, attempt: int, peer: str, request_id: str = ""
     ) -> TransferRecord:
         """A new record, to be filled by its owner."""
+        held = sum(len(record.segments) for record in self._records)
+        while held > MAX_SEGMENTS:
+            held -= len(self._records.popleft().segments)
         record = TransferRecord(transfer_id, attempt, peer, request_id)
         self._records.append(record)
         return record

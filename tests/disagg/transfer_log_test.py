@@ -51,6 +51,18 @@ def test_the_oldest_are_forgotten_first_and_their_owners_may_go_on():
         TransferLog(0)
 
 
+def test_the_segments_of_all_attempts_together_are_bounded(monkeypatch):
+    monkeypatch.setattr("disagg.transfer_log.MAX_SEGMENTS", 5)
+    log = TransferLog()
+    records = []
+    for attempt in (1, 2, 3, 4):
+        records.append(log.open(bytes(16), attempt, "h:1"))
+        records[-1].add([row(0, "c4_kv"), row(0, "index_k"), row(1, "c4_kv")], "posted")
+    assert log.find(bytes(16).hex()) == records[2:]
+    records[0].advance(0, "acknowledged")
+    assert [s.state for s in records[0].segments] == ["acknowledged", "acknowledged", "posted"]
+
+
 def test_both_ends_remember_the_same_digests_of_a_transfer():
     async def test():
         async with pairs.pair() as (_, prefill, decode):
