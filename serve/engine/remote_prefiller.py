@@ -1,8 +1,9 @@
 """Prompts computed by prefill processes, fetched over the hand-over.
 
 Chooses a prefill, fetches the prompt's cache into the request's pages and slot, and decides what a
-failure means: a lost peer or damaged data is tried again from the tokens with a new attempt
-number, rather at another prefill; a full prefill is left for another one; other refusals are final.
+failure means: a lost or restarted peer or damaged data is tried again from the tokens with a new
+attempt number, rather at another prefill; a full prefill is left for another one; other refusals
+are final.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from disagg.errors import (
     LayoutMismatch,
     NoCapacity,
     PeerLost,
+    StaleEpoch,
     Unauthenticated,
     WrongRole,
 )
@@ -97,7 +99,7 @@ class RemotePrefiller:
             link = await self._reachable_link(tried)
             try:
                 result = await link.fetch(replace(fetch, attempt=attempt), sink)
-            except (PeerLost, DataLoss, NoCapacity) as error:
+            except (PeerLost, StaleEpoch, DataLoss, NoCapacity) as error:
                 tried.add(link)
                 log.warning(
                     "request %s: attempt %d of %d at %s failed: %s",

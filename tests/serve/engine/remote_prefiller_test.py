@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from disagg.errors import DataLoss, NoCapacity, PeerLost
+from disagg.errors import DataLoss, NoCapacity, PeerLost, StaleEpoch
 from serve.engine.admission import Grant
 from serve.engine.remote_prefiller import RemotePrefiller
 from serve.engine.rows import RowSampling
@@ -115,6 +115,22 @@ def test_a_full_prefill_is_left_for_another_and_when_all_are_full_that_is_said()
                 free.backend.refusal = NoCapacity("queue: 5 requests are waiting")
                 with pytest.raises(NoCapacity, match="requests are waiting"):
                     await fetch(made, 9)
+
+    run(test())
+
+
+def test_a_prefill_that_calls_an_attempt_stale_is_asked_again():
+    async def test():
+        async with pairs.world() as world:
+            prefill = await world.prefill()
+            async with prefiller(world, prefill) as (made, _):
+                prefill.backend.refusal = StaleEpoch("prefill_epoch: got another")
+                asked = asyncio.create_task(fetch(made, 0))
+                await until(lambda: prefill.service.log._records)
+                prefill.backend.refusal = None
+                assert await asked == prefill.target
+                refused = prefill.service.log._records[0]
+                assert refused.outcome == "ABORTED: prefill_epoch: got another"
 
     run(test())
 
