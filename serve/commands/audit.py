@@ -59,9 +59,13 @@ def run(options: argparse.Namespace) -> int:
         failure = read_error(error)
         print(f"error: {failure.code}: {failure.message}", file=sys.stderr)
         return 2
-    if options.json is not None:
-        Path(options.json).write_text(json.dumps(report.to_json(), indent=1) + "\n")
     print(report.render())
+    if options.json is not None:
+        try:
+            Path(options.json).write_text(json.dumps(report.to_json(), indent=1) + "\n")
+        except OSError as error:
+            print(f"error: flag --json: {error}", file=sys.stderr)
+            return report.status or 2
     return report.status
 
 
@@ -125,6 +129,8 @@ class _Audit:
             for session, answer, right in zip(sessions, answers, truth, strict=True)
         ]
         flat = [answer for answers in rounds for answer in answers]
+        pairs = list(zip(flat, truth * options.rounds, strict=True))
+        compared = [(a, b) for a, b in pairs if a.error is None and b.error is None]
         return AuditReport(
             deployment=deployment.target,
             control=address,
@@ -133,8 +139,8 @@ class _Audit:
             seed=options.seed,
             verdicts=verdicts,
             control_bad_calls=_with_bad_calls(sessions, truth),
-            tokens=sum(len(answer.token_ids) for answer in flat),
-            pages=sum(len(answer.pages) for answer in flat),
+            tokens=sum(len(answer.token_ids) for answer, _ in compared),
+            pages=sum(len(answer.pages.keys() & right.pages.keys()) for answer, right in compared),
             calls=sum(len(answer.calls) for answer in flat),
             seconds=seconds,
         )

@@ -49,6 +49,8 @@ class Pairing:
             return "not remembered at prefill"
         if self.decode is None:
             return "not verified at decode"
+        if not self.prefill.digest and not self.decode.digest:
+            return "no digest"  # taken with --digest off
         return "same" if self.prefill.digest == self.decode.digest else "DIFFERENT"
 
 

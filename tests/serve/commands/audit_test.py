@@ -40,11 +40,22 @@ def test_a_deployment_that_answers_something_else_exits_with_1_and_the_place(cap
     assert "different  3" in out and "differs from token 3 on (drawn by decode" in out
 
 
+def test_a_report_that_cannot_be_written_is_printed_all_the_same(capsys, tmp_path):
+    assert audit(engine(), engine(), "--json", str(tmp_path / "none" / "a.json")) == 2
+    printed = capsys.readouterr()
+    assert printed.out.endswith("clean\n") and "error: flag --json" in printed.err
+
+
 def test_another_cache_under_the_same_tokens_exits_with_1(capsys):
     deployment, control = engine(), engine()
     deployment.page_digests, control.page_digests = {(0, "index_k"): 1}, {(0, "index_k"): 2}
     assert audit(deployment, control) == 1
-    assert "damaged    6" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "damaged    6" in out
+    assert "(6 digests of pages compared)" in out
+    control.page_digests = {}
+    assert audit(deployment, control) == 0
+    assert "(0 digests of pages compared)" in capsys.readouterr().out
     assert audit(deployment, control, "--no-pages") == 0
 
 

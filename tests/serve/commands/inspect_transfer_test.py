@@ -73,6 +73,8 @@ def test_segments_are_paired_by_slab_and_component_whatever_their_order():
 
     here = [segment(1, "b", 1), segment(0, "b", 2), segment(0, "a", 3)]
     there = [segment(0, "b", 2), segment(2, "c", 4), segment(1, "b", 9)]
+    (off,) = pair([segment(0, "a", 0)], [segment(0, "a", 0)])
+    assert off.verdict == "no digest", "taken with --digest off: proves nothing"
     found = [(p.known.slab_index, p.known.component, p.verdict) for p in pair(here, there)]
     assert found == [
         (0, "a", "not remembered at prefill"),
