@@ -72,6 +72,23 @@ _BLIND_FENCE = Replacement(
     "if digest is not None:",
 )
 
+_FP8_SIZE = (
+    Replacement(
+        "serve/binding.py",
+        "entry_bytes=buffer.entry_bytes,",
+        "entry_bytes=buffer.entry_bytes // 2 + 4\n"
+        "        if buffer.component == 'index_k'\n"
+        "        else buffer.entry_bytes,",
+    ),
+    Replacement(
+        "serve/binding.py",
+        "unit_bytes=buffer.unit_bytes,",
+        "unit_bytes=buffer.entries * (buffer.entry_bytes // 2 + 4)\n"
+        "        if buffer.component == 'index_k'\n"
+        "        else buffer.unit_bytes,",
+    ),
+)
+
 MUTANTS = (
     Mutant(
         "slot-from-page",
@@ -156,7 +173,10 @@ MUTANTS = (
                 "arrays[segment.component]",
             ),
         ),
-        ("tests/disagg/fence_test.py", "tests/disagg/incoming_test.py"),
+        (
+            "tests/disagg/fence_test.py::test_the_expected_rows_are_the_segments_of_the_slab",
+            "tests/disagg/incoming_test.py",
+        ),
         BOTH,
     ),
     Mutant(
@@ -193,7 +213,10 @@ MUTANTS = (
                 "(_S.WRITTEN, _E.DRAIN): _S.FREE,",
             ),
         ),
-        ("tests/disagg/lease_test.py",),
+        (
+            "tests/disagg/lease_test.py::test_the_table_lets_a_slot_free_only_by_release_or_by_proof",
+            "tests/disagg/lease_test.py",
+        ),
         ("decode",),
         masked="an audit aborts nothing, so no lease is given up; a late write into a lease that "
         "was granted again would meet its digests",
@@ -248,24 +271,17 @@ MUTANTS = (
     Mutant(
         "fp8-bytes-of-bf16-index-k",
         WRONG_SIZE,
-        (
-            Replacement(
-                "serve/binding.py",
-                "entry_bytes=buffer.entry_bytes,",
-                "entry_bytes=buffer.entry_bytes // 2 + 4\n"
-                "        if buffer.component == 'index_k'\n"
-                "        else buffer.entry_bytes,",
-            ),
-            Replacement(
-                "serve/binding.py",
-                "unit_bytes=buffer.unit_bytes,",
-                "unit_bytes=buffer.entries * (buffer.entry_bytes // 2 + 4)\n"
-                "        if buffer.component == 'index_k'\n"
-                "        else buffer.unit_bytes,",
-            ),
-        ),
+        _FP8_SIZE,
         ("tests/serve/binding_test.py",),
         ("prefill",),
+        flags=("--index-k-format", "bf16"),
+    ),
+    Mutant(
+        "fp8-bytes-of-bf16-index-k-at-both-ends",
+        WRONG_SIZE,
+        _FP8_SIZE,
+        ("tests/serve/binding_test.py",),
+        BOTH,
         flags=("--index-k-format", "bf16"),
     ),
 )

@@ -30,16 +30,6 @@ _FAILED = re.compile(r"^FAILED (\S+)", re.MULTILINE)
 each = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 
 
-@pytest.fixture(scope="module")
-def found(request: pytest.FixtureRequest) -> Iterator[list[tuple[str, str, str]]]:
-    """(mutant, by what, how), printed at the end."""
-    rows: list[tuple[str, str, str]] = []
-    yield rows
-    terminal = request.config.pluginmanager.getplugin("terminalreporter")
-    for row in rows:
-        getattr(terminal, "write_line", print)("| " + " | ".join(row) + " |")
-
-
 @each
 def test_tests_find_it(mutant, tmp_path, found):
     sources = tmp_path / "sources"
