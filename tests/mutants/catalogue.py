@@ -215,7 +215,6 @@ MUTANTS = (
         ),
         (
             "tests/disagg/lease_test.py::test_the_table_lets_a_slot_free_only_by_release_or_by_proof",
-            "tests/disagg/lease_test.py",
         ),
         ("decode",),
         masked="an audit aborts nothing, so no lease is given up; a late write into a lease that "

@@ -123,7 +123,8 @@ def test_an_audit_finds_it_or_the_pair_refuses_it(mutant, folder, common, contro
     try:
         _, decode = deploy(fleet, mutant, sources)
         if refused_or_healthy(decode):
-            found.append((mutant.name, "handshake", "refused"))
+            why = re.search(r" refused: (.{,160})", decode.log.read_text())
+            found.append((mutant.name, "handshake", why[1] if why else "refused"))
             assert not mutant.masked
             return
         status, words = audit(decode, control(*mutant.flags), tmp_path / "audit.json")
