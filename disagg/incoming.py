@@ -167,10 +167,7 @@ class IncomingTransfer:
                 reader = group.create_task(self._read(call))
                 status = group.create_task(self._ask_now_and_then())
                 await self._receive_slabs(group)
-                finished = await self._finished
-                self._outgoing.put_nowait(None)
-                await writer
-                await reader
+                finished = await self._ending(writer, reader)
                 await cancel_all([watch, status])  # in here: Python 3.12 takes an error of theirs
                 # while the group is being left for a cancellation of this task
         except BaseExceptionGroup as errors:
@@ -210,6 +207,25 @@ class IncomingTransfer:
             verify_seconds=self._verify_seconds,
             admit_seconds=self._admit_seconds,
         )
+
+    async def _ending(self, *ends: asyncio.Task[None]) -> pb.Finished:
+        """What is left when every slab is admitted: prefill's last word, and the stream's two ends.
+
+        Prefill owes it at once. One whose write is done but never says so would owe it for ever.
+        """
+        limit = self._hub.verify_timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                finished = await self._finished
+                self._outgoing.put_nowait(None)
+                for end in ends:
+                    await end
+        except TimeoutError:
+            raise PeerLost(
+                f"{self._peer}: every slab is admitted, and the transfer not ended by prefill "
+                f"within {limit:g} s"
+            ) from None
+        return finished
 
     async def _raise_failure(self) -> None:
         await asyncio.shield(self._failure)

@@ -95,3 +95,25 @@ def test_a_write_that_fails_ends_the_attempt_with_its_reason_at_decode(payload):
             await until(lambda: prefill.service.leases()["outbox_used"] == 0)
 
     run(test())
+
+
+def test_a_write_that_lands_and_never_says_so_does_not_hold_a_whole_transfer_for_ever(monkeypatch):
+    monkeypatch.setattr("disagg.sender.DRAIN_TIMEOUT_S", 0.1)
+
+    def fate(parts):
+        if pairs.is_payload(parts):
+            return None
+        here, _, size = parts[0]
+        return Fate((Piece(0, read(here, size)),), WriteState.PENDING)
+
+    async def test():
+        async with pairs.pair() as (_, prefill, decode):
+            prefill.plane.fate = fate
+            ids = prompt(60)
+            sink = CheckingSink(ids)
+            with pytest.raises(PeerLost, match="not ended by prefill within 1 s"):
+                await decode.link.fetch(request(ids, timeout_s=None), sink)
+            assert sink.admitted != []
+            await until(lambda: decode.hub.lease_counts()["free"] == 4)
+
+    run(test())
