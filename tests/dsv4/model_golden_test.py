@@ -33,7 +33,9 @@ def greedy(tiny, spec, cache, first_logits):
     return tokens
 
 
-@pytest.mark.parametrize("chunk", [300, pytest.param(64, marks=pytest.mark.soak), 100])
+@pytest.mark.parametrize(
+    "chunk", [300, *(pytest.param(size, marks=pytest.mark.soak) for size in (64, 100))]
+)
 def test_prefill_in_chunks_and_greedy_decode_are_golden(tiny, chunk):
     spec, cache = golden.create(tiny.config, num_slots=5)
     cache, last = golden.poisoned(cache), {}

@@ -119,7 +119,7 @@ def run_request(model, spec, cache, table, slot, prompt):
     return np.concatenate(rows)
 
 
-@pytest.mark.parametrize("index_k_format", ["f32", "fp8"])
+@pytest.mark.parametrize("index_k_format", [pytest.param("f32", marks=pytest.mark.soak), "fp8"])
 @pytest.mark.parametrize("length", [1, 130, 254])
 def test_stale_pages_slots_and_table_garbage_change_nothing(small, index_k_format, length):
     spec, cache = golden.create(small.config, index_k_format=index_k_format)

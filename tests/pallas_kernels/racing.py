@@ -67,15 +67,15 @@ def expect_race(
         expect_race_as_it_is(call)
 
 
-def expect_race_as_it_is(call: Callable[[], Any]) -> None:
+def expect_race_as_it_is(call: Callable[[], Any], words: str = "RACE DETECTED") -> None:
     """The call must race: for races planted in another way, e.g. in its arguments.
 
-    The caller has called `detect`. Nothing traced here stays in a cache, and the interpreter cleans
+    The caller has called `detect`; `words` is what the interpreter says of it. Nothing traced here stays in a cache, and the interpreter cleans
     up after itself.
     """
     jax.clear_caches()
     try:
-        with pytest.raises(Exception, match="RACE DETECTED"):
+        with pytest.raises(Exception, match=words):
             jax.block_until_ready(call())
     finally:
         jax.clear_caches()

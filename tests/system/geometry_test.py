@@ -67,6 +67,7 @@ def test_a_peer_that_means_something_else_is_refused_by_name(
     assert_at_baseline(prefill.target, decode.target)
 
 
+@pytest.mark.soak
 def test_a_peer_with_other_weights_is_refused(fleet, tmp_path):
     other = tmp_path / "other"
     build_tiny_checkpoint(other, seed=1)

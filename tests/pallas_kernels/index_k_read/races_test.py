@@ -56,7 +56,8 @@ def test_a_slot_that_is_filled_again_before_all_have_answered_is_a_race(monkeypa
     parameters = tuning.parameters("index_k_read") | {"mma_bf16_warpgroups": 3}
     monkeypatch.setattr(tuning, "parameters", lambda kernel: parameters)
     monkeypatch.setattr(prefill, "plgpu", _Impatient())
-    racing.expect_race_as_it_is(lambda: scores(3))
+    # Whichever warpgroup comes first: the race itself, or a barrier that went on without one.
+    racing.expect_race_as_it_is(lambda: scores(3), "RACE DETECTED|barrier is already at phase")
 
 
 @pytest.mark.parametrize(("queries", "count"), [(1, 2), (3, 1)])

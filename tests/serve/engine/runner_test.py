@@ -32,7 +32,7 @@ def build(loaded, index_k_format, *, draft_tokens=0, **changes) -> Runner:
     return Runner(config, model, spec, **sizes | changes)
 
 
-@pytest.fixture(scope="module", params=["bf16", "fp8"])
+@pytest.fixture(scope="module", params=[pytest.param("bf16", marks=pytest.mark.soak), "fp8"])
 def runner(loaded, request):
     return build(loaded, request.param)
 
@@ -105,7 +105,10 @@ def test_poison_outside_a_requests_own_memory_changes_nothing(runner):
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize(("index_k_format", "draft_tokens"), [("bf16", 1), ("fp8", 0)])
+@pytest.mark.parametrize(
+    ("index_k_format", "draft_tokens"),
+    [("bf16", 1), pytest.param("fp8", 0, marks=pytest.mark.soak)],
+)
 def test_every_step_updates_its_pools_in_place(loaded, index_k_format, draft_tokens):
     big = build(loaded, index_k_format, draft_tokens=draft_tokens, num_pages=2003, num_slots=1009)
     for name, lowered in big.lowered_steps(8).items():
