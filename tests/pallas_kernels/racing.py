@@ -70,8 +70,8 @@ def expect_race(
 def expect_race_as_it_is(call: Callable[[], Any], words: str = "RACE DETECTED") -> None:
     """The call must race: for races planted in another way, e.g. in its arguments.
 
-    The caller has called `detect`; `words` is what the interpreter says of it. Nothing traced here stays in a cache, and the interpreter cleans
-    up after itself.
+    The caller has called `detect`; `words` is what the interpreter says of it. Nothing traced here
+    stays in a cache, and the interpreter cleans up after itself.
     """
     jax.clear_caches()
     try:

@@ -77,7 +77,7 @@ def test_a_row_in_blocks_is_bit_identical_whatever_the_others_are(in_blocks):
     q, weights, pool, table, visible = arguments(6, 1, 13, FP8)
     visible[:], table[:] = 13 * ENTRIES, table[0, 0]
     table[0] = 1 + np.arange(13)
-    pool &= 0x3F  # no NaN
+    pool = np.bitwise_and(pool, 0x3F)  # no NaN
     visible[0] = 41
     alone = None
     for place in range(6):

@@ -1,6 +1,8 @@
 """Race detection of sparse attention: planted races are found. That it is clean as it is, is tried
 with all cases in registry_interpret_test.py."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from pallas_kernels.sparse_attention import arg_specs, pallas
 from tests.pallas_kernels import racing
 
 pytestmark = pytest.mark.timeout(racing.TIMEOUT_S)
-ARRAYS = arg_specs.make(np.random.default_rng(0), arg_specs.Sizes(2, 4, 64, 8, 4, 8, 8))
+ARRAYS: Any = arg_specs.make(np.random.default_rng(0), arg_specs.Sizes(2, 4, 64, 8, 4, 8, 8))
 
 
 def attend():

@@ -1,5 +1,7 @@
 """The joint softmax over several sets of keys, against its definition in float64."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -41,7 +43,7 @@ def test_paged_keys_are_read_where_they_lie(is_listed):
     q, sink = rng.normal(size=(3, 2, 8)), rng.normal(size=2)
     pool, page = rng.normal(size=(5, 4, 8)), np.asarray([[1, 3], [4, 1], [2, 2]])
     seen = np.arange(8) < np.asarray([8, 5, 0])[:, None]
-    listed = np.repeat(page, 4, axis=1), np.tile(np.arange(4), (3, 2))
+    listed: Any = np.repeat(page, 4, axis=1), np.tile(np.arange(4), (3, 2))
     part = PagedKeys(
         jnp.asarray(pool, jnp.float32),
         jnp.asarray(listed[0] if is_listed else page),

@@ -1,6 +1,7 @@
 """The plain version of top-k against a stable sort in NumPy."""
 
 import functools
+from typing import Any
 
 import hypothesis
 import hypothesis.extra.numpy
@@ -27,7 +28,7 @@ def by_counting(scores, k, visible):
     return by_counting_jit(scores, visible, k)
 
 
-def check(scores, k, visible, topk=topk):
+def check(scores, k, visible, topk: Any = topk):
     indices, valid = topk(jnp.asarray(scores), k, jnp.asarray(visible, jnp.int32))
     expected_indices, expected_valid = chosen(scores, k, visible)
     np.testing.assert_array_equal(indices, expected_indices)

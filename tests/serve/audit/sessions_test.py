@@ -14,14 +14,20 @@ def made(count=80, seed=0, max_prompt=4096, chats=True):
     return make_sessions(count, seed, max_prompt=max_prompt, page_tokens=256, chats=chats)
 
 
+def said(session):
+    """What the user says in a session."""
+    chat = session.conversation
+    return str(session.text if chat is None else chat["messages"][0]["content"])
+
+
 def test_sessions_follow_from_the_seed_and_no_two_begin_alike():
     assert made() == made() != made(seed=1)
-    begins = {(s.text or s.conversation["messages"][0]["content"])[:11] for s in made()}
+    begins = {said(session)[:11] for session in made()}
     assert len(begins) == 80
 
 
 def test_texts_are_ascii_of_mixed_lengths_within_the_limit():
-    texts = [session.text for session in made(200, chats=False)]
+    texts = [session.text or "" for session in made(200, chats=False)]
     lengths = {len(text) for text in texts}
     assert min(lengths) < 64 and max(lengths) > 2000
     assert max(lengths) <= 4096 and all(text.isascii() for text in texts)
@@ -45,6 +51,6 @@ def test_a_deployment_without_room_or_format_for_chats_gets_texts_alone():
 
 
 def test_the_smallest_limit_gives_prompts_and_a_smaller_one_is_refused():
-    assert {len(s.text) for s in made(10, max_prompt=MIN_PROMPT)} == {MIN_PROMPT}
+    assert {len(s.text or "") for s in made(10, max_prompt=MIN_PROMPT)} == {MIN_PROMPT}
     with pytest.raises(ValueError, match="max_prompt: got 15"):
         made(10, max_prompt=MIN_PROMPT - 1)
