@@ -86,6 +86,7 @@ def test_chunks_may_start_at_any_position(tiny):
     assert np.abs(np.concatenate(rows) - wanted).max() < TOLERANCE
 
 
+@pytest.mark.soak
 def test_the_logits_of_the_last_valid_token_are_returned_alone_on_request(tiny):
     spec, cache = golden.create(tiny.config)
     tokens = np.zeros(64, np.int32)

@@ -21,11 +21,11 @@ def shapes_of(config, **formats):
     }
 
 
-# The runner's tests compile narrow formats too, as its own steps.
+# The runner's tests compile narrow formats as its own steps, in make test.
 FORMATS = pytest.mark.parametrize(
     "formats",
     [
-        pytest.param({}, id="f32"),
+        pytest.param({}, id="f32", marks=pytest.mark.soak),
         pytest.param(
             {"kv_format": "bf16", "index_k_format": "fp8"}, id="bf16-fp8", marks=pytest.mark.soak
         ),

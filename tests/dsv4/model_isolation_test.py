@@ -70,7 +70,7 @@ def decoded_probe(model, spec, rows, row, rng, probe, num_padding, poison=False)
     [
         pytest.param(8, {}, marks=pytest.mark.soak),
         (16, {}),
-        (32, {}),
+        pytest.param(32, {}, marks=pytest.mark.soak),
         (16, {"kv_format": "bf16", "index_k_format": "fp8"}),
     ],
     ids=["8", "16", "32", "16-bf16-fp8"],

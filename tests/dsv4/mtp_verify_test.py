@@ -84,9 +84,8 @@ def drafted_logits(model, tokens, rng, **formats):
     return found
 
 
-@pytest.mark.parametrize(
-    "formats", [FORMATS["f32"], pytest.param(FORMATS["bf16-fp8"], marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("formats", [FORMATS["f32"], FORMATS["bf16-fp8"]])
+@pytest.mark.soak
 def test_rows_with_drafts_equal_steps_of_their_own(model, formats):
     check_drafts(model, formats)
 

@@ -208,6 +208,7 @@ def test_sigterm_to_prefill_delivers_what_it_has_taken(fleet):
     assert prefill.stop(20) == 0
 
 
+@pytest.mark.soak
 def test_sigterm_lets_requests_in_flight_finish(fleet):
     prefill, decode = fleet.pair()
 

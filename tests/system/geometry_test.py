@@ -35,6 +35,7 @@ def test_a_chunk_of_many_pages_streams_through_several_small_slabs(fleet):
     assert [r.complete.transfer.slabs for r in got if r.complete] == [2, 2, 3, 4]
 
 
+@pytest.mark.soak
 def test_a_peer_with_another_index_k_format_is_refused_by_buffer_and_field(fleet):
     prefill = fleet.start("prefill")
     decode = fleet.start(

@@ -66,7 +66,11 @@ REFERENCE = ("--kernels", "reference")
 
 
 @pytest.mark.parametrize(
-    "flags", [(*BF16, *REFERENCE), FP8_AND_TWO_BUCKETS], ids=["bf16-reference", "fp8"]
+    "flags",
+    [
+        pytest.param((*BF16, *REFERENCE), id="bf16-reference"),
+        pytest.param(FP8_AND_TWO_BUCKETS, id="fp8", marks=pytest.mark.soak),
+    ],
 )
 def test_80_concurrent_requests_get_the_tokens_of_one_process(fleet, flags):
     compare(fleet, flags, rounds=1, longest=400)
