@@ -9,6 +9,7 @@ again. Without a secret nothing is sealed. Bulk bytes are not covered: the fence
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import hmac
@@ -22,7 +23,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from disagg import rpc
-from disagg.errors import InvalidField, PeerLost, StaleEpoch, Unauthenticated
+from disagg.errors import InvalidField, NoCapacity, PeerLost, StaleEpoch, Unauthenticated
 from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
 
 MIN_SECRET_BYTES = 16
@@ -30,6 +31,10 @@ NONCE_BYTES = 16
 PROOF_TIMEOUT_S = 10.0
 MAX_AGE_BEATS = 30
 """Heartbeats of prefill after which a Start that has not heard them is refused."""
+
+MAX_STRANGE_SESSIONS = 64
+MAX_STRANGE_TRANSFERS = 1024
+"""Streams at a prefill whose peer has not proven yet, or not said at all, who it is."""
 
 SETTING = "--shared-secret-file"
 
@@ -128,15 +133,57 @@ def _pair_key(secret: bytes, ref: pb.TransferRef) -> bytes:
     return mac(secret, "pair", ref.decode_epoch, ref.prefill_epoch)
 
 
+class Strangers:
+    """Streams whose peer is not known yet: so many at a time, and each for a while.
+
+    Args:
+        what: kind of stream, for errors.
+        limit: how many.
+    """
+
+    def __init__(self, what: str, limit: int) -> None:
+        self._what, self._limit = what, limit
+        self._count = 0
+
+    @contextlib.asynccontextmanager
+    async def waited_for(self) -> AsyncIterator[None]:
+        """While a peer says who it is.
+
+        Raises:
+            NoCapacity: too many others are being waited for.
+            PeerLost: it took too long.
+        """
+        if self._count >= self._limit:
+            raise NoCapacity(
+                f"{self._what}: {self._count} peers have not said who they are, at most "
+                f"{self._limit} may be waited for"
+            )
+        self._count += 1
+        try:
+            async with asyncio.timeout(PROOF_TIMEOUT_S):
+                yield
+        except TimeoutError:
+            raise PeerLost(
+                f"{self._what}: the peer did not say who it is within {PROOF_TIMEOUT_S:g} s"
+            ) from None
+        finally:
+            self._count -= 1
+
+
 class PrefillGuard:
     """Prefill's side of it, for all sessions.
 
     Args:
         secret: shared with the decodes; None = whoever connects is believed.
+
+    Attributes:
+        sessions, transfers: streams of peers that are not known yet.
     """
 
     def __init__(self, secret: bytes | None) -> None:
         self._secret = secret
+        self.sessions = Strangers("session", MAX_STRANGE_SESSIONS)
+        self.transfers = Strangers("transfer", MAX_STRANGE_TRANSFERS)
 
     async def challenge(
         self,
@@ -148,7 +195,7 @@ class PrefillGuard:
 
         Raises:
             Unauthenticated: it does not, or holds one where this side has none.
-            PeerLost: it did not answer.
+            PeerLost: it left.
         """
         if self._secret is None or not hello.nonce:
             if self._secret is None and not hello.nonce:
@@ -160,11 +207,7 @@ class PrefillGuard:
         challenge = pb.SessionEvent(challenge=pb.Challenge(), nonce=os.urandom(NONCE_BYTES))
         transcript = canonical(hello) + canonical(challenge)
         await send(challenge)
-        try:
-            async with asyncio.timeout(PROOF_TIMEOUT_S):
-                proof = await anext(events, None)
-        except TimeoutError:
-            raise PeerLost(f"session: no proof in {PROOF_TIMEOUT_S:g} s") from None
+        proof = await anext(events, None)
         if proof is None:
             raise PeerLost("session: decode left before its proof")
         _compare(mac(self._secret, "proof", transcript), proof.mac, "proof")

@@ -30,7 +30,13 @@ from disagg.errors import (
     Unauthenticated,
     WrongRole,
 )
-from disagg.handshake import Endpoint, check_pair, endpoint_from_proto, endpoint_to_proto
+from disagg.handshake import (
+    Endpoint,
+    add_agent,
+    check_pair,
+    endpoint_from_proto,
+    endpoint_to_proto,
+)
 from disagg.incoming import FetchRequest, FetchResult, IncomingTransfer, Sink
 from disagg.landing import LandingHub
 from disagg.prompt import Sampling, check_id, check_token_ids
@@ -231,7 +237,7 @@ class PrefillLink:
                 "slots were used again, expected a restarted process"
             )
         if remote.epoch not in self._agents:
-            self._agents[remote.epoch] = self._hub.plane.add_peer(remote.plane_metadata)
+            self._agents[remote.epoch] = add_agent(self._hub.plane, remote)
         self._remote = remote
         self.refusal = None
         self.state = "ready"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -26,7 +26,13 @@ from disagg.errors import (
     InvalidField,
     PeerLost,
 )
-from disagg.handshake import Endpoint, check_pair, endpoint_from_proto, endpoint_to_proto
+from disagg.handshake import (
+    Endpoint,
+    add_agent,
+    check_pair,
+    endpoint_from_proto,
+    endpoint_to_proto,
+)
 from disagg.outbox import Outbox, Outlet, Peer
 from disagg.outgoing import PrefillJob
 from disagg.postings import report_to_proto
@@ -164,18 +170,21 @@ class PrefillService:
 
     # --- sessions ------------------------------------------------------------------------------
 
-    async def run_session(self, events: AsyncIterator[pb.SessionEvent], send: Send) -> None:
+    async def run_session(self, stream: AsyncIterable[pb.SessionEvent], send: Send) -> None:
         """From Hello to the end, which is always raised as an error.
 
         Raises:
             DisaggError: the peer does not fit, is not welcome now, or was lost.
         """
-        first = await anext(events, None)
-        kind = first.WhichOneof("event") if first is not None else None
-        if first is None or kind != "hello":
-            raise InvalidField.of("event", kind, "hello, first")
-        theirs = endpoint_from_proto(first.hello)
-        session = await self._open_session(theirs, await self.guard.challenge(first, events, send))
+        async with self.guard.sessions.waited_for():
+            events = aiter(stream)
+            first = await anext(events, None)
+            kind = first.WhichOneof("event") if first is not None else None
+            if first is None or kind != "hello":
+                raise InvalidField.of("event", kind, "hello, first")
+            theirs = endpoint_from_proto(first.hello)
+            proven = await self.guard.challenge(first, events, send)
+        session = await self._open_session(theirs, proven)
         log.info("decode %s connected", session.peer.agent)
         reason = "cancelled"
         try:
@@ -215,7 +224,7 @@ class PrefillService:
             raise AlreadyExists(f"process_epoch: {theirs.epoch.hex()} has a session")
         if theirs.landing is None or theirs.fence is None:
             raise InvalidField.of("landing", None, "landing and fence memory of decode")
-        agent = self._plane.add_peer(theirs.plane_metadata)
+        agent = add_agent(self._plane, theirs)
         peer = Peer(theirs.epoch, agent, theirs.landing, theirs.fence)
         session = _Session(peer, pages_per_slab, proven)
         self._sessions[theirs.epoch] = session
@@ -242,13 +251,15 @@ class PrefillService:
 
     # --- attempts ------------------------------------------------------------------------------
 
-    async def run_transfer(self, messages: AsyncIterator[pb.ToPrefill], send: Send) -> None:
+    async def run_transfer(self, stream: AsyncIterable[pb.ToPrefill], send: Send) -> None:
         """One attempt from Start to the last acknowledgement.
 
         Raises:
             DisaggError: it was refused, failed or was given up.
         """
-        first = await anext(messages, None)
+        async with self.guard.transfers.waited_for():
+            messages = aiter(stream)
+            first = await anext(messages, None)
         if first is None or not first.HasField("start"):
             raise InvalidField.of("message", first and first.WhichOneof("message"), "start, first")
         session = self._session_of(first.start)
@@ -361,14 +372,14 @@ class PrefillServicer(pb_grpc.PrefillServicer):
     async def Session(self, request_iterator: Any, context: Any) -> None:
         """See control.proto."""
         try:
-            await self._serving().run_session(aiter(request_iterator), context.write)
+            await self._serving().run_session(request_iterator, context.write)
         except DisaggError as error:
             await rpc.abort(context, error)
 
     async def Transfer(self, request_iterator: Any, context: Any) -> None:
         """See control.proto."""
         try:
-            await self._serving().run_transfer(aiter(request_iterator), context.write)
+            await self._serving().run_transfer(request_iterator, context.write)
         except DisaggError as error:
             await rpc.abort(context, error)
 

@@ -350,3 +350,25 @@ def test_a_seal_is_of_one_attempt_one_direction_and_one_key():
             seal.check(signed)
     with pytest.raises(Unauthenticated):
         Seal(SECRET, REF).check(pb.ToDecode(mac=signed.mac))
+
+
+def test_a_peer_that_does_not_say_who_it_is_is_not_waited_for_without_bound(monkeypatch):
+    monkeypatch.setattr(authentication, "PROOF_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(authentication, "MAX_STRANGE_SESSIONS", 2)
+
+    async def test():
+        async with secret_pair() as (_, decode, stub):
+            silent = [stub.Session() for _ in range(2)]
+            transfer = stub.Transfer()
+            await asyncio.gather(*(call.wait_for_connection() for call in silent))
+            await asyncio.sleep(0.1)
+            one_more = stub.Session()
+            with pytest.raises(grpc.aio.AioRpcError, match="2 peers have not said who they are"):
+                await one_more.read()
+            for call in (*silent, transfer):
+                with pytest.raises(grpc.aio.AioRpcError, match="did not say who it is within"):
+                    await call.read()
+            ids = prompt(100)
+            await decode.link.fetch(request(ids), CheckingSink(ids))
+
+    run(test())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from typing import Any
 
 import grpc
@@ -250,6 +251,21 @@ def test_a_second_session_of_the_same_process_is_refused():
             assert len(ready) == len(refused) == 1
             refusal = refused[0].refusal
             assert refusal is not None and refusal.code == "ALREADY_EXISTS"
+
+    run(test())
+
+
+def test_metadata_of_another_process_are_refused():
+    async def test():
+        async with pairs.world() as world:
+            prefill = await world.prefill()
+            other = world.decode(prefill.target)
+            liar = world.decode(prefill.target)
+            liar.hub.endpoint = dataclasses.replace(
+                liar.hub.endpoint, plane_metadata=other.hub.endpoint.plane_metadata
+            )
+            await until(lambda: other.link.ready and liar.link.refusal)
+            assert "plane_metadata: seen \"agent 'decode-" in str(liar.link.refusal)
 
     run(test())
 
