@@ -122,15 +122,13 @@ def _loader(
             compute_dtype=dtype,
             layout=table,
             max_context=max_context,
-            warm_up=functools.partial(
-                _warm_up, role, runner, progress, watches_pages=settings.verify_pages_s > 0
-            ),
+            warm_up=functools.partial(_warm_up, role, runner, progress),
         )
 
     return load
 
 
-def _warm_up(role: str, runner: Runner, progress: Progress, *, watches_pages: bool) -> None:
+def _warm_up(role: str, runner: Runner, progress: Progress) -> None:
     """Compiles and runs every program the role will use, so that no request waits for a compile.
 
     Raises:
@@ -139,7 +137,7 @@ def _warm_up(role: str, runner: Runner, progress: Progress, *, watches_pages: bo
     steps = runner.warm_up_steps(
         prefill=role != "decode",
         decode=role != "prefill",
-        export=role == "prefill" or watches_pages,
+        export=role == "prefill",
         admit=role == "decode",
     )
     with progress.stage("compile and warm up", len(steps)) as stage:

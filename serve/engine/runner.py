@@ -219,6 +219,8 @@ class Runner:
             if decode:
                 rows = [DecodeRow(0, 0, (), 0, GREEDY)]
                 steps.append((f"decode, {width} pages", _call(self.decode, rows, width)))
+        if decode:  # for digests of pages, which any request may ask for
+            steps.append(("read pages", _call(self.export_pages, [0])))
         if export:
             page = _call(self.export_slabs, [0], [(0, 1)], digests=True)
             steps.append(("export pages", page))
