@@ -350,6 +350,13 @@ class FenceCheck:
         """The rows of this lease seen so far, with the sender's digests."""
         return tuple(self._seen[c][1] for c in self._expected if c in self._seen)
 
+    def landed_rows(self) -> tuple[FenceRow, ...]:
+        """The same rows with the digests that were offered for them, 0 where none was."""
+        return tuple(
+            dataclasses.replace(row, digest=self._offered.get(row.component, 0))
+            for row in self.rows()
+        )
+
     def _is_complete(self) -> bool:
         return len(self._matched) == len(self._expected)
 

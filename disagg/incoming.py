@@ -354,7 +354,7 @@ class IncomingTransfer:
         self._outgoing.put_nowait(pb.ToPrefill(grant=grant))
         self._verify_seconds += await self._hub.verify(watch, slab, self.identity)
         self._rows_verified += len(slab.segments)
-        self._record.add(watch.rows, "verified")
+        self._record.add(watch.landed_rows, "verified")
         if not self._receiving.verified(index, self._hub.ring.state(lease)):
             return
         ack = pb.Ack(slab_index=index, lease_epoch=lease.epoch)

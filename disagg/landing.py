@@ -54,14 +54,15 @@ class Watch:
         lease: of the slot.
         changed: set when there may be something new to see.
         written_at: when the slab was first known to be written, clock seconds; None before.
-        rows: those of the fence, once it is complete and verified.
+        landed_rows: those of the fence, once it is complete, with the digests that the landed
+            bytes were found to have; 0 where none was computed.
     """
 
     lease: Lease
     changed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     seen: bytes = bytes(FENCE_BYTES)
     written_at: float | None = None
-    rows: tuple[FenceRow, ...] = ()
+    landed_rows: tuple[FenceRow, ...] = ()
 
     def note_written(self) -> None:
         """Prefill says that payload and fence rows were written: the verify timeout runs."""
@@ -317,7 +318,7 @@ class LandingHub:
             result = check.result()
             if result.status is FenceStatus.COMPLETE:
                 self.ring.mark_verified(lease)
-                watch.rows = tuple(check.rows())
+                watch.landed_rows = check.landed_rows()
                 return digest_seconds
             if result.status is FenceStatus.MISMATCH:
                 raise DataLoss(result.detail)

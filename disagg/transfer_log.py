@@ -30,7 +30,8 @@ class SegmentRecord:
     Attributes:
         slab_index, component, layer_first, layer_last, token_begin, token_end, num_bytes: as in its
             fence row.
-        digest: of the bytes; at prefill as they were sent, at decode as they landed.
+        digest: of the bytes; at prefill as they were sent, at decode as the check of what landed
+            found it. 0 if there was none.
         state: "posted" or "acknowledged" at prefill; "verified" or "admitted" at decode.
     """
 

@@ -228,6 +228,15 @@ def test_bytes_that_land_after_their_row_complete_the_fence_later(late):
     assert look(fence, data).status is FenceStatus.COMPLETE
 
 
+def test_what_landed_is_told_with_the_digests_that_were_computed_of_it():
+    fence, data = check(), pack_fence(sent_rows())
+    fence.observe(data)
+    assert {row.digest for row in fence.landed_rows()} == {0}, "nothing was computed"
+    look(fence, data, {**LANDED, "index_k": 5})
+    found = {row.component: row.digest for row in fence.landed_rows()}
+    assert found == {**LANDED, "index_k": 5}
+
+
 def test_a_digest_that_matched_is_not_computed_again():
     fence, data, asked = check(), pack_fence(sent_rows()), []
     for wrong in ("c4_kv", "c4_kv", None):
