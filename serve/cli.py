@@ -329,11 +329,13 @@ examples:
   python -m serve audit --target 127.0.0.1:7080 --model DIR
   python -m serve audit --target decode:7080 --control 127.0.0.1:7090 --rounds 5 --json audit.json
 
-The exit status is 0 if all answers are identical, 1 if any differs, 3 if none differs but some
-failed, and 2 if deployment and control can't be compared.
+The exit status is 0 if all answers are identical, 1 if any differs or holds bytes that were not
+proven, 3 if none does but some failed, 2 if deployment and control can't be compared, and 4 if the
+audit itself failed.
 """,
         "Sends many sessions at once (texts and tool-call conversations of mixed lengths),\n"
-        "then the same ones to a control, one at a time, and compares token by token. The\n"
+        "others among them that it cancels on the way; then the same ones to a control, one at\n"
+        "a time; and compares token by token, and digests of transfers at both ends. The\n"
         "control is --control, or a local server that is started here with the settings of\n"
         "the deployment.",
     )
@@ -343,6 +345,7 @@ failed, and 2 if deployment and control can't be compared.
     control.add_argument("--model", metavar="DIR", help="checkpoint, to start the control here")
     for flag, default, text in (
         ("--sessions", 80, "sessions at once"),
+        ("--cancelled", 20, "other sessions that are cancelled on the way"),
         ("--rounds", 1, "how often all of them are sent"),
         ("--max-tokens", 64, "tokens per answer"),
         ("--max-prompt", 4096, "longest prompt, in characters"),

@@ -8,11 +8,18 @@ from typing import Any
 
 from serve.audit.verdict import CONFIDENCE, Verdict, confidence_interval
 
-CLEAN, CORRUPTED, INCOMPLETE = 0, 1, 3
-"""Exit statuses; 2 is a bad flag, as for every command."""
+CLEAN, CORRUPTED, INCOMPLETE, BROKEN = 0, 1, 3, 4
+"""Exit statuses; 2 is a bad flag, as for every command. BROKEN: the audit itself failed."""
+
+WRONG = ("different", "damaged", "unverified")
+"""Outcomes that make a deployment corrupted."""
+
+PARTS = (*WRONG, "failed")
+"""Outcomes of sessions that did not get the right answer, proven; they make the corruption rate."""
 
 SHOWN = 10
 PAGES_SHOWN = 3
+SEGMENTS_SHOWN = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +35,10 @@ class AuditReport:
       tokens: tokens compared.
       pages: digests of pages compared, one per page and component.
       calls: tool calls of the deployment.
+      retried: answers whose transfer needed more than one attempt.
+      transfers: transfers that both ends were asked about; None: nothing to ask.
+      cancelled: other sessions that were cancelled on the way.
+      ended_before: those of them that had ended before.
       seconds: duration of the deployment's part.
     """
 
@@ -41,6 +52,10 @@ class AuditReport:
     tokens: int
     pages: int
     calls: int
+    retried: int
+    transfers: int | None
+    cancelled: int
+    ended_before: int
     seconds: float
 
     def _of(self, outcome: str) -> list[Verdict]:
@@ -49,34 +64,36 @@ class AuditReport:
     @property
     def status(self) -> int:
         """The exit status: a difference weighs more than a failure."""
-        if self._of("different") or self._of("damaged"):
+        if any(self._of(outcome) for outcome in WRONG):
             return CORRUPTED
         return INCOMPLETE if self._of("failed") else CLEAN
 
     def to_json(self) -> dict[str, Any]:
-        """One JSON object; the rate is None if no session was answered by both."""
-        different, failed = self._of("different") + self._of("damaged"), self._of("failed")
-        compared = len(self.verdicts) - len(failed)
-        bounds = confidence_interval(len(different), compared) if compared else None
+        """One JSON object."""
+        counts = {outcome: len(self._of(outcome)) for outcome in ("identical", *PARTS)}
+        total = len(self.verdicts)
+        not_right = sum(counts[outcome] for outcome in PARTS)
+        bounds = confidence_interval(not_right, total)
         return {
             "deployment": self.deployment,
             "control": self.control,
             "sessions": self.sessions,
             "rounds": self.rounds,
             "seed": self.seed,
-            "compared": compared,
-            "identical": len(self._of("identical")),
-            "different": len(self._of("different")),
-            "damaged": len(self._of("damaged")),
-            "failed": len(failed),
+            "compared": total - counts["failed"],
+            **counts,
             "tokens_compared": self.tokens,
             "page_digests_compared": self.pages,
+            "transfers_checked": self.transfers,
+            "retried": self.retried,
+            "cancelled": self.cancelled,
+            "ended_before_cancelled": self.ended_before,
             "tool_calls": self.calls,
             "bad_tool_calls": sum(bool(v.bad_calls) for v in self.verdicts),
             "control_bad_tool_calls": self.control_bad_calls,
-            "corruption_rate": len(different) / compared if compared else None,
+            "corruption_rate": not_right / total,
             "confidence": CONFIDENCE,
-            "interval": [bounds.low, bounds.high] if bounds else None,
+            "interval": [bounds.low, bounds.high],
             "seconds": round(self.seconds, 3),
             "status": {CLEAN: "clean", CORRUPTED: "corrupted"}.get(self.status, "incomplete"),
             "findings": [
@@ -96,22 +113,18 @@ class AuditReport:
             f"different  {found['different']}",
             f"damaged    {found['damaged']} with the same tokens over another cache "
             f"({self.pages} digests of pages compared)",
+            f"unverified {found['unverified']} with bytes that nobody proved "
+            f"({self._transfers_checked()})",
             f"failed     {found['failed']}",
+            f"retried    {self.retried} transfers",
+            f"cancelled  {self.cancelled} other sessions, {self.ended_before} too late",
         ]
         if found["bad_tool_calls"] or found["control_bad_tool_calls"]:
             lines.append(
                 f"bad calls  {found['bad_tool_calls']} answers of the deployment, "
                 f"{found['control_bad_tool_calls']} of the control"
             )
-        if found["interval"] is None:
-            lines.append("no answer could be compared")
-        else:
-            low, high = found["interval"]
-            lines.append(
-                f"corruption rate {100 * found['corruption_rate']:.2f} %, at "
-                f"{100 * CONFIDENCE:.0f} % confidence between {100 * low:.2f} % and "
-                f"{100 * high:.2f} %"
-            )
+        lines.append(_rate(found))
         worth = [v for v in self.verdicts if v.outcome != "identical"]
         worth += [v for v in self.verdicts if v.outcome == "identical" and v.bad_calls]
         lines += [f"  {line}" for verdict in worth[:SHOWN] for line in _explain(verdict)]
@@ -119,6 +132,22 @@ class AuditReport:
             lines.append(f"  and {len(worth) - SHOWN} more; --json FILE has all")
         lines.append(found["status"])
         return "\n".join(lines)
+
+    def _transfers_checked(self) -> str:
+        if self.transfers is None:
+            return "no transfers to check"
+        return f"{self.transfers} transfers checked at both ends"
+
+
+def _rate(found: dict[str, Any]) -> str:
+    low, high = found["interval"]
+    parts = ", ".join(f"{found[outcome]} {outcome}" for outcome in PARTS if found[outcome])
+    total = found["sessions"] * found["rounds"]
+    return (
+        f"corruption rate {100 * found['corruption_rate']:.2f} % of {total} sessions"
+        f"{f' ({parts})' if parts else ''}, at {100 * CONFIDENCE:.0f} % confidence between "
+        f"{100 * low:.2f} % and {100 * high:.2f} %"
+    )
 
 
 def _explain(verdict: Verdict) -> list[str]:
@@ -137,6 +166,7 @@ def _explain(verdict: Verdict) -> list[str]:
         )
     if verdict.difference is not None and not verdict.pages:
         lines.append(f"{verdict.session}: no complete page before that token differs")
+    lines += [f"{verdict.session}: {flaw}" for flaw in verdict.unverified[:SEGMENTS_SHOWN]]
     if verdict.error is not None:
         lines.append(f"{verdict.session}: {verdict.error}")
     lines += [f"{verdict.session}: {bad}" for bad in verdict.bad_calls]

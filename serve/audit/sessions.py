@@ -97,6 +97,15 @@ def make_sessions(
     ]
 
 
+def make_cancelled(count: int, seed: int, *, max_prompt: int) -> list[str]:
+    """Makes `count` long texts for sessions that are cancelled on the way."""
+    rng = random.Random(f"cancelled {seed}")
+    return [
+        _filler(rng, index, rng.randint(max(MIN_PROMPT, max_prompt // 2), max_prompt))
+        for index in range(count)
+    ]
+
+
 def _text(rng: random.Random, index: int, max_prompt: int, page_tokens: int) -> AuditSession:
     pages = rng.randint(1, max(1, max_prompt // page_tokens))
     length = rng.choice(

@@ -1,7 +1,7 @@
 """Compares what a deployment answered with what the control answered, token by token.
 
 Pure: answers in, verdicts and a report out. A failed request is no wrong answer, and no proof of
-a right one either: it is counted by itself.
+a right one either: it has an outcome of its own.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Answer:
       problems: what the server reported as markup that gave no call.
       error: "CODE: message" if the request failed.
       pages: (ordinal, component) -> digest of each page that the request filled.
+      attempts: of its transfer; 0 if there was none.
     """
 
     prompt_tokens: int
@@ -46,6 +47,7 @@ class Answer:
     problems: tuple[str, ...] = ()
     error: str | None = None
     pages: dict[tuple[int, str], int] = dataclasses.field(default_factory=dict)
+    attempts: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,11 +85,13 @@ class Verdict:
     Attributes:
       session: its name.
       outcome: "identical"; "different": a token differs; "damaged": no token differs, but bytes of
-        the cache do; "failed": one of the two requests failed.
+        the cache do; "unverified": nothing differs, but bytes were admitted unproven; "failed":
+        one of the two requests failed.
       difference: of the tokens.
       pages: those that differ, up to the first token that does, in order.
       error: of a failed request.
       bad_calls: see `bad_calls`.
+      unverified: what of its transfer was not proven.
     """
 
     session: str
@@ -96,6 +100,7 @@ class Verdict:
     pages: tuple[PageDifference, ...] = ()
     error: str | None = None
     bad_calls: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
 
 
 def first_difference(deployed: Answer, control: Answer, page_tokens: int) -> Difference | None:
@@ -164,6 +169,7 @@ def judge(
     *,
     page_tokens: int,
     tools: Sequence[dict[str, Any]] = (),
+    unverified: tuple[str, ...] = (),
 ) -> Verdict:
     """The verdict on one answer of the deployment."""
     if deployed.error is not None or control.error is not None:
@@ -172,8 +178,13 @@ def judge(
     bad = bad_calls(deployed, tools) if tools else ()
     difference = first_difference(deployed, control, page_tokens)
     pages = page_differences(deployed, control, difference, page_tokens)
-    outcome = "different" if difference else "damaged" if pages else "identical"
-    return Verdict(session, outcome, difference, pages, bad_calls=bad)
+    if difference:
+        outcome = "different"
+    elif pages:
+        outcome = "damaged"
+    else:
+        outcome = "unverified" if unverified else "identical"
+    return Verdict(session, outcome, difference, pages, bad_calls=bad, unverified=unverified)
 
 
 @dataclasses.dataclass(frozen=True)

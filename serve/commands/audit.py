@@ -1,18 +1,22 @@
 """`python -m serve audit`: is what a running deployment answers under load what it answers alone?
 
 Sends many sessions at once to the deployment and the same ones, one at a time, to a control: a
-`local` server that is given, or one that is started here with the deployment's settings. The exit
-status is 0 if all answers are identical, 1 if any differs, 3 if none differs but some failed.
+`local` server that is given, or one that is started here with the deployment's settings. Others are
+cancelled on the way. The exit status is 0 if all answers are identical, 1 if any differs or holds
+bytes that were not proven, 3 if none does but some failed, 4 if the audit itself failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import sys
 import tempfile
 import time
+import traceback
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,9 +25,17 @@ import grpc
 
 from serve.api.proto.dsv4.generate.v1 import generate_pb2 as pb
 from serve.api.status import read_error
+from serve.audit import transfers
+from serve.audit.churn import churn
 from serve.audit.control import Mismatch, check_control, control_arguments, numerics_of
-from serve.audit.report import AuditReport
-from serve.audit.sessions import MIN_PROMPT, TOOLS, AuditSession, make_sessions
+from serve.audit.report import BROKEN, AuditReport
+from serve.audit.sessions import (
+    MIN_PROMPT,
+    TOOLS,
+    AuditSession,
+    make_cancelled,
+    make_sessions,
+)
 from serve.audit.verdict import Answer, Call, bad_calls, judge
 from serve.client import Client, Prompt, Sampling
 from serve.config import ConfigError, parse_address
@@ -38,6 +50,8 @@ def run(options: argparse.Namespace) -> int:
         if getattr(options, name) < 1:
             flag = "flag --" + name.replace("_", "-")
             raise ConfigError(flag, getattr(options, name), "an integer of at least 1")
+    if options.cancelled < 0:
+        raise ConfigError("flag --cancelled", options.cancelled, "an integer of at least 0")
     if options.max_prompt < MIN_PROMPT:
         raise ConfigError(
             "flag --max-prompt", options.max_prompt, f"an integer of at least {MIN_PROMPT}"
@@ -59,6 +73,12 @@ def run(options: argparse.Namespace) -> int:
         failure = read_error(error)
         print(f"error: {failure.code}: {failure.message}", file=sys.stderr)
         return 2
+    except ConfigError:
+        raise
+    except Exception:  # noqa: BLE001 - must not exit as wrong answers do
+        traceback.print_exc()
+        print("error: the audit itself failed and says nothing", file=sys.stderr)
+        return BROKEN
     print(report.render())
     if options.json is not None:
         try:
@@ -69,6 +89,21 @@ def run(options: argparse.Namespace) -> int:
     return report.status
 
 
+@dataclasses.dataclass(frozen=True)
+class _Round:
+    """What one round gave, session by session.
+
+    Attributes:
+      answers: of the sessions.
+      transfers: what of each session's transfer was not proven; None where that is not known.
+      cancelled: of the others, whether each was cancelled before it ended.
+    """
+
+    answers: Sequence[Answer]
+    transfers: Sequence[transfers.Found | None]
+    cancelled: Sequence[bool]
+
+
 class _Audit:
     """One run; owns the control's process if it started one."""
 
@@ -76,6 +111,7 @@ class _Audit:
         self._options = options
         self._processes: list[ServerProcess] = []
         self._sampling = Sampling(temperature=0.0, max_tokens=options.max_tokens)
+        self._id = f"audit-{uuid.uuid4().hex[:8]}"
 
     async def run(self) -> AuditReport:
         with tempfile.TemporaryDirectory(prefix="dsv4-audit-") as logs:
@@ -101,47 +137,110 @@ class _Audit:
                     f"at most {info['max_context'] - 1 - MIN_PROMPT}, the deployment's context "
                     "without a prompt",
                 )
+            max_prompt = min(options.max_prompt, room)
             sessions = make_sessions(
                 options.sessions,
                 options.seed,
-                max_prompt=min(options.max_prompt, room),
+                max_prompt=max_prompt,
                 page_tokens=page_tokens,
                 chats=await self._has_chat(deployment),
             )
-            _say(f"{len(sessions)} sessions at once to {deployment.target} ...")
+            cancelled = make_cancelled(options.cancelled, options.seed, max_prompt=max_prompt)
+            _say(
+                f"{len(sessions)} sessions at once to {deployment.target}, and {len(cancelled)} "
+                "that are cancelled ..."
+            )
             began = time.monotonic()
             rounds = [
-                await asyncio.gather(*(self._ask(deployment, session) for session in sessions))
-                for _ in range(options.rounds)
+                await self._round(deployment, info, sessions, cancelled, number)
+                for number in range(1, options.rounds + 1)
             ]
             seconds = time.monotonic() - began
             _say(f"the same, one at a time, to the control {address} ...")
             truth = [await self._ask(control, session) for session in sessions]
+        return self._report(info, address, sessions, page_tokens, rounds, truth, seconds)
+
+    async def _round(
+        self,
+        deployment: Client,
+        info: dict[str, Any],
+        sessions: Sequence[AuditSession],
+        cancelled: list[str],
+        number: int,
+    ) -> _Round:
+        """All sessions at once, those to be cancelled among them; then their transfers."""
+        names = [f"{self._id}-{number}-{index}" for index in range(len(sessions))]
+        asked = asyncio.gather(
+            *(
+                self._ask(deployment, session, name)
+                for session, name in zip(sessions, names, strict=True)
+            )
+        )
+        churned = churn(
+            deployment,
+            cancelled,
+            self._sampling,
+            name=lambda index: f"{self._id}-{number}-cancelled-{index}",
+            deadline_s=self._options.timeout,
+            hands_over=info["role"] == "decode",
+            seed=self._options.seed + number,
+        )
+        answers, on_the_way = await asyncio.gather(asked, churned)
+        found: list[transfers.Found | None] = [None] * len(answers)
+        if transfers.are_compared(info):
+            looks = await transfers.look_at(deployment, names)
+            found = [
+                look if answer.error is None else None
+                for look, answer in zip(looks, answers, strict=True)
+            ]
+        return _Round(answers, found, on_the_way)
+
+    def _report(
+        self,
+        info: dict[str, Any],
+        control: str,
+        sessions: Sequence[AuditSession],
+        page_tokens: int,
+        rounds: Sequence[_Round],
+        truth: Sequence[Answer],
+        seconds: float,
+    ) -> AuditReport:
         verdicts = [
             judge(
-                f"round {number} {session.name}" if options.rounds > 1 else session.name,
+                f"round {number} {session.name}" if len(rounds) > 1 else session.name,
                 answer,
                 right,
                 page_tokens=page_tokens,
                 tools=TOOLS if session.conversation else (),
+                unverified=flaws or (),
             )
-            for number, answers in enumerate(rounds, 1)
-            for session, answer, right in zip(sessions, answers, truth, strict=True)
+            for number, one in enumerate(rounds, 1)
+            for session, answer, flaws, right in zip(
+                sessions, one.answers, one.transfers, truth, strict=True
+            )
         ]
-        flat = [answer for answers in rounds for answer in answers]
-        pairs = list(zip(flat, truth * options.rounds, strict=True))
+        flat = [answer for one in rounds for answer in one.answers]
+        pairs = list(zip(flat, [*truth] * len(rounds), strict=True))
         compared = [(a, b) for a, b in pairs if a.error is None and b.error is None]
+        looks = [flaws for one in rounds for flaws in one.transfers]
+        cancelled = [way for one in rounds for way in one.cancelled]
         return AuditReport(
-            deployment=deployment.target,
-            control=address,
+            deployment=self._options.target,
+            control=control,
             sessions=len(sessions),
-            rounds=options.rounds,
-            seed=options.seed,
+            rounds=len(rounds),
+            seed=self._options.seed,
             verdicts=verdicts,
             control_bad_calls=_with_bad_calls(sessions, truth),
             tokens=sum(len(answer.token_ids) for answer, _ in compared),
             pages=sum(len(answer.pages.keys() & right.pages.keys()) for answer, right in compared),
             calls=sum(len(answer.calls) for answer in flat),
+            retried=sum(answer.attempts > 1 for answer in flat),
+            transfers=(
+                sum(flaws is not None for flaws in looks) if transfers.are_compared(info) else None
+            ),
+            cancelled=len(cancelled),
+            ended_before=cancelled.count(False),
             seconds=seconds,
         )
 
@@ -166,13 +265,16 @@ class _Audit:
         )
         return answer.error is None
 
-    async def _ask(self, client: Client, session: AuditSession) -> Answer:
+    async def _ask(
+        self, client: Client, session: AuditSession, request_id: str | None = None
+    ) -> Answer:
         deadline_s = self._options.timeout
         if session.conversation is not None:
             return _of_chat(
                 await client.chat(
                     session.conversation,
                     self._sampling,
+                    request_id=request_id,
                     deadline_s=deadline_s,
                     page_digests=self._options.pages,
                 )
@@ -180,7 +282,11 @@ class _Audit:
         prompt = Prompt(text=session.text)
         return _of_text(
             await client.generate(
-                prompt, self._sampling, deadline_s=deadline_s, page_digests=self._options.pages
+                prompt,
+                self._sampling,
+                request_id=request_id,
+                deadline_s=deadline_s,
+                page_digests=self._options.pages,
             )
         )
 
@@ -198,6 +304,7 @@ def _of_text(result: Result) -> Answer:
         result.token_ids,
         result.text,
         pages=_pages(result.complete),
+        attempts=result.complete.transfer.attempts,
     )
 
 
@@ -211,6 +318,7 @@ def _of_chat(result: ChatResult) -> Answer:
         tuple(Call(call.name, call.arguments) for call in result.tool_calls),
         tuple(f"{problem.flaw}: {problem.detail}" for problem in result.problems),
         pages=_pages(result.complete),
+        attempts=result.complete.transfer.attempts,
     )
 
 

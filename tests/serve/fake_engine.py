@@ -43,6 +43,7 @@ class FakeEngine:
       in_flight: ids between the first `anext` and the end of the iterator.
       health: goes into the status.
       page_digests: those of every request that asks.
+      peers, settings: go into the status.
     """
 
     role: str = "local"
@@ -58,6 +59,8 @@ class FakeEngine:
     max_context: int = MAX_CONTEXT
     page_digests: dict[tuple[int, str], int] = field(default_factory=dict)
     log: TransferLog = field(default_factory=TransferLog)
+    peers: dict[str, str] = field(default_factory=lambda: {"127.0.0.1:1": "connected"})
+    settings: dict[str, str] = field(default_factory=lambda: {"page_tokens": "256"})
     ready: bool = False
     draining: bool = False
 
@@ -169,9 +172,9 @@ class FakeEngine:
             pages_swept=7,
             pages_damaged=0,
             leases={"free": 3},
-            peers={"127.0.0.1:1": "connected"},
+            peers=self.peers,
             health=self.health,
-            settings={"page_tokens": "256"},
+            settings=self.settings,
         )
 
 

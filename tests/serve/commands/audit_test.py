@@ -5,7 +5,9 @@ import json
 import pytest
 
 from dsv4.text import ByteTokenizer
+from serve.audit.control import NUMERIC_SETTINGS
 from serve.cli import main
+from tests.disagg.transfer_log_test import row
 from tests.serve.commands.generate_test import server
 from tests.serve.fake_engine import FakeEngine
 
@@ -19,7 +21,7 @@ def engine(role="local", text=f"It rains.{EOS}", **more):
 
 def audit(deployment, control, *flags):
     with server(deployment) as target, server(control) as other:
-        flags = ("--sessions", "6", "--max-tokens", "16", *flags)
+        flags = ("--sessions", "6", "--cancelled", "2", "--max-tokens", "16", *flags)
         return main(["audit", "--target", target, "--control", other, *flags])
 
 
@@ -30,8 +32,11 @@ def test_a_clean_deployment_exits_with_0_and_says_how_sure_that_is(capsys, tmp_p
     assert "different  0" in out and "between 0.00 % and 22.09 %" in out and out.endswith("clean\n")
     found = json.loads((tmp_path / "a.json").read_text())
     assert found["status"] == "clean" and found["compared"] == 12 and found["findings"] == []
-    assert len(deployment.seen) == 1 + 12, "a probe for chats, and two rounds"
+    cancelled = [r for r in deployment.seen if "cancelled" in r.request_id]
+    assert len(deployment.seen) - len(cancelled) == 1 + 12, "a probe for chats, and two rounds"
+    assert 0 < len(cancelled) <= 4 == found["cancelled"] and not any(r.chat for r in cancelled)
     assert sum(request.chat is not None for request in deployment.seen) == 1 + 6
+    assert found["transfers_checked"] is None, "one process hands nothing over"
 
 
 def test_a_deployment_that_answers_something_else_exits_with_1_and_the_place(capsys):
@@ -92,6 +97,7 @@ def test_a_server_that_is_not_there_is_one_line_and_no_trace(capsys):
         (("--max-prompt", "15"), "--max-prompt"),
         (("--timeout", "0"), "--timeout"),
         (("--model", "nowhere"), "--model"),
+        (("--cancelled", "-1"), "--cancelled"),
         ((), "--model"),
     ],
 )
@@ -103,3 +109,48 @@ def test_bad_flags_are_named(flags, field, capsys):
 def test_more_tokens_than_the_deployment_has_context_for_is_refused(capsys):
     assert audit(engine(), engine(), "--max-tokens", "4090") == 2
     assert "flag --max-tokens" in capsys.readouterr().err
+
+
+class HandsOver(FakeEngine):
+    """A decode that remembers a transfer of every request, as does its prefill."""
+
+    def __init__(self, prefill, landed_digest=5, **more):
+        super().__init__(role="decode", **more)
+        self.prefill, self.landed_digest, self.address = prefill, landed_digest, ""
+
+    async def generate(self, request):
+        number = len(self.seen).to_bytes(16)
+        for log, peer, digest, states in (
+            (self.log, self.address, self.landed_digest, ("verified", "admitted")),
+            (self.prefill.log, "", 5, ("posted", "acknowledged")),
+        ):
+            record = log.open(number, 1, peer, request.request_id)
+            record.add([row(0, "c4_kv", digest)], states[0])
+            record.advance(0, states[1])
+            record.outcome = "complete"
+        async for item in super().generate(request):
+            yield item
+
+
+@pytest.mark.parametrize("landed_digest, status", [(5, 0), (0, 1)])
+def test_what_decode_admitted_without_comparing_it_exits_with_1(landed_digest, status, capsys):
+    script = tuple(ByteTokenizer().encode(f"It rains.{EOS}", allow_special=True))
+    settings: dict[str, str] = dict.fromkeys(NUMERIC_SETTINGS, "256")
+    prefill = FakeEngine(role="prefill", settings=settings)
+    deployment = HandsOver(
+        prefill, landed_digest, script=script, max_context=4096,
+        settings={**settings, "digest": "full"},
+    )  # fmt: skip
+    with server(prefill) as deployment.address:
+        deployment.peers = {deployment.address: "ready"}
+        assert audit(deployment, engine(settings=settings), "--cancelled", "5") == status
+    out = capsys.readouterr().out
+    assert "(6 transfers checked at both ends)" in out and "cancelled  5" in out
+    assert ("slab 0, c4_kv: NOT COMPARED" in out) == bool(status)
+
+
+def test_an_audit_that_fails_itself_does_not_exit_as_wrong_answers_do(capsys, monkeypatch):
+    monkeypatch.setattr("serve.commands.audit.judge", lambda *_, **__: 1 / 0)
+    assert audit(engine(), engine()) == 4
+    printed = capsys.readouterr()
+    assert "ZeroDivisionError" in printed.err and "the audit itself failed" in printed.err

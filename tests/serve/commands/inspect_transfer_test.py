@@ -4,9 +4,7 @@ import json
 
 import pytest
 
-from serve.api.proto.dsv4.generate.v1 import generate_pb2 as pb
 from serve.cli import main
-from serve.commands.inspect_transfer import pair
 from tests.disagg.transfer_log_test import row
 from tests.serve.commands.generate_test import server
 from tests.serve.fake_engine import FakeEngine
@@ -65,20 +63,3 @@ def test_unknown_ids_and_servers_are_one_line(capsys):
     assert capsys.readouterr().err.startswith("error: 127.0.0.1:1: UNAVAILABLE")
     assert inspect(*ends(), "") == 1
     assert "INVALID_ARGUMENT: id: seen ''" in capsys.readouterr().err
-
-
-def test_segments_are_paired_by_slab_and_component_whatever_their_order():
-    def segment(slab, component, digest):
-        return pb.TransferSegment(slab_index=slab, component=component, digest=digest)
-
-    here = [segment(1, "b", 1), segment(0, "b", 2), segment(0, "a", 3)]
-    there = [segment(0, "b", 2), segment(2, "c", 4), segment(1, "b", 9)]
-    (off,) = pair([segment(0, "a", 0)], [segment(0, "a", 0)])
-    assert off.verdict == "no digest", "taken with --digest off: proves nothing"
-    found = [(p.known.slab_index, p.known.component, p.verdict) for p in pair(here, there)]
-    assert found == [
-        (0, "a", "not remembered at prefill"),
-        (0, "b", "same"),
-        (1, "b", "DIFFERENT"),
-        (2, "c", "not verified at decode"),
-    ]

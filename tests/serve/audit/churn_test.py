@@ -1,0 +1,59 @@
+"""Sessions that are cancelled on the way, against a real server in front of a scripted engine."""
+
+import asyncio
+import random
+
+import pytest
+
+from serve.audit.churn import Moment, cancel_on_the_way
+from serve.client import Prompt, Sampling
+from tests.disagg.transfer_log_test import row
+from tests.serve.fake_engine import FakeEngine, serving
+
+
+async def cancelled(client, moment):
+    return await cancel_on_the_way(
+        client,
+        Prompt(text="hello"),
+        Sampling(max_tokens=4),
+        request_id="c",
+        deadline_s=20,
+        moment=moment,
+        rng=random.Random(0),
+    )
+
+
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - tests may poll
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("moment", list(Moment))
+def test_a_session_is_cancelled_at_its_moment_and_not_before(moment):
+    async def test():
+        engine = FakeEngine(role="decode")
+        engine.gate.clear()
+        async with serving(engine) as client:
+            session = asyncio.create_task(cancelled(client, moment))
+            await until(lambda: engine.in_flight or session.done())
+            if moment in (Moment.BEGUN, Moment.LANDED):
+                await asyncio.sleep(0.2)
+                assert not session.done(), "its transfer has not begun"
+                record = engine.log.open(bytes(16), 1, "p:1", "c")
+                if moment is Moment.LANDED:
+                    await asyncio.sleep(0.5)
+                    assert not session.done(), "nothing was admitted"
+                    record.add([row(0, "c4_kv")], "verified")
+            assert await session
+            await until(lambda: not engine.in_flight)
+
+    asyncio.run(test())
+
+
+def test_one_that_has_ended_before_its_moment_is_told_apart():
+    async def test():
+        async with serving(FakeEngine(role="decode")) as client:
+            assert not await cancelled(client, Moment.BEGUN)
+
+    asyncio.run(test())
