@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import enum
 import random
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import grpc
 
@@ -19,7 +21,23 @@ from serve.results import Result
 
 POLL_S = (0.02, 0.1)
 LONGEST_PAUSE_S = 0.3
-"""Between the moment that was awaited and the cancellation; every second one has none."""
+"""Between the moment that was awaited and the cancellation, where no transfer has been seen."""
+
+
+class Pace:
+    """How long transfers take, by those that were complete so far."""
+
+    def __init__(self) -> None:
+        self._seconds: list[float] = []
+
+    def note(self, seconds: float) -> None:
+        """One was complete."""
+        self._seconds.append(seconds)
+
+    @property
+    def typical_s(self) -> float | None:
+        """Seconds of the median one; None before the first."""
+        return statistics.median(self._seconds) if self._seconds else None
 
 
 class Moment(enum.Enum):
@@ -31,9 +49,8 @@ class Moment(enum.Enum):
     SENT = "it was sent"
 
 
-OF_TRANSFERS = (Moment.BEGUN, Moment.LANDED, Moment.LANDED, Moment.ANSWERED)
-"""In turn, of a deployment that hands over; the second slab of a transfer is likely on its way
-when the first one was admitted."""
+OF_TRANSFERS = (Moment.BEGUN, Moment.LANDED, Moment.BEGUN, Moment.ANSWERED)
+"""In turn, of a deployment that hands over."""
 
 OF_ONE_PROCESS = (Moment.SENT, Moment.ANSWERED)
 
@@ -46,9 +63,16 @@ async def cancel_on_the_way(
     request_id: str,
     deadline_s: float,
     moment: Moment,
-    rng: random.Random,
+    share: float,
+    pace: Pace,
 ) -> bool:
-    """Starts a session and cancels it; False if it had ended before."""
+    """Starts a session and cancels it; False if it had ended before.
+
+    Args:
+      moment: what is awaited first.
+      share: of the time that a transfer takes by `pace`: what is awaited then. Where the answer
+        has begun or there is no transfer, of `LONGEST_PAUSE_S`.
+    """
     answered = asyncio.Event()
     session: asyncio.Task[Result] = asyncio.create_task(
         client.generate(
@@ -59,8 +83,7 @@ async def cancel_on_the_way(
             on_text=lambda _: answered.set(),
         )
     )
-    pause = rng.choice((0.0, rng.uniform(0, LONGEST_PAUSE_S)))
-    awaited = asyncio.create_task(_reached(client, request_id, moment, answered, pause))
+    awaited = asyncio.create_task(_reached(client, request_id, moment, answered, share, pace))
     try:
         await asyncio.wait([session, awaited], return_when=asyncio.FIRST_COMPLETED)
         if awaited.done():
@@ -73,15 +96,22 @@ async def cancel_on_the_way(
 
 
 async def _reached(
-    client: Client, request_id: str, moment: Moment, answered: asyncio.Event, pause_s: float
+    client: Client,
+    request_id: str,
+    moment: Moment,
+    answered: asyncio.Event,
+    share: float,
+    pace: Pace,
 ) -> None:
+    whole = LONGEST_PAUSE_S
     if moment is Moment.ANSWERED:
         await answered.wait()
     elif moment is not Moment.SENT:
         pacer = Pacer(*POLL_S)
         while not await _has(client, request_id, moment):
             await pacer.sleep()
-    await asyncio.sleep(pause_s)
+        whole = pace.typical_s or LONGEST_PAUSE_S
+    await asyncio.sleep(share * whole)
 
 
 async def _has(client: Client, request_id: str, moment: Moment) -> bool:
@@ -94,34 +124,42 @@ async def _has(client: Client, request_id: str, moment: Moment) -> bool:
     return any(attempt.segments for attempt in attempts)
 
 
-async def churn(
+def churn(
     client: Client,
-    prompts: list[str],
+    prompts: Sequence[str],
     sampling: Sampling,
     *,
     name: Callable[[int], str],
     deadline_s: float,
     hands_over: bool,
-    seed: int,
-) -> list[bool]:
-    """Sends all of them at once; for each whether it was cancelled on the way.
+    pace: Pace,
+    rng: random.Random,
+) -> list[Coroutine[Any, Any, bool]]:
+    """What starts and cancels each of them, see `cancel_on_the_way`.
 
     Args:
       name: the request id of one.
       hands_over: the deployment has transfers that it tells of.
     """
     moments = OF_TRANSFERS if hands_over else OF_ONE_PROCESS
-    return await asyncio.gather(
-        *(
-            cancel_on_the_way(
-                client,
-                Prompt(text=text),
-                sampling,
-                request_id=name(index),
-                deadline_s=deadline_s,
-                moment=moments[index % len(moments)],
-                rng=random.Random(f"{seed} {index}"),
-            )
-            for index, text in enumerate(prompts)
+    return [
+        cancel_on_the_way(
+            client,
+            Prompt(text=text),
+            sampling,
+            request_id=name(index),
+            deadline_s=deadline_s,
+            moment=moments[index % len(moments)],
+            share=rng.random(),
+            pace=pace,
         )
-    )
+        for index, text in enumerate(prompts)
+    ]
+
+
+async def all_at_once[T](works: Sequence[Coroutine[Any, Any, T]], rng: random.Random) -> list[T]:
+    """Starts all of them in a random order; their results in the given one."""
+    order = list(range(len(works)))
+    rng.shuffle(order)
+    tasks = {index: asyncio.create_task(works[index]) for index in order}
+    return await asyncio.gather(*(tasks[index] for index in range(len(works))))

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import dataclasses
 import json
+import random
 import sys
 import tempfile
 import time
@@ -26,7 +27,7 @@ import grpc
 from serve.api.proto.dsv4.generate.v1 import generate_pb2 as pb
 from serve.api.status import read_error
 from serve.audit import transfers
-from serve.audit.churn import churn
+from serve.audit.churn import Pace, all_at_once, churn
 from serve.audit.control import Mismatch, check_control, control_arguments, numerics_of
 from serve.audit.report import BROKEN, AuditReport
 from serve.audit.sessions import (
@@ -111,6 +112,7 @@ class _Audit:
         self._options = options
         self._processes: list[ServerProcess] = []
         self._sampling = Sampling(temperature=0.0, max_tokens=options.max_tokens)
+        self._pace = Pace()
         self._id = f"audit-{uuid.uuid4().hex[:8]}"
 
     async def run(self) -> AuditReport:
@@ -170,12 +172,11 @@ class _Audit:
     ) -> _Round:
         """All sessions at once, those to be cancelled among them; then their transfers."""
         names = [f"{self._id}-{number}-{index}" for index in range(len(sessions))]
-        asked = asyncio.gather(
-            *(
-                self._ask(deployment, session, name)
-                for session, name in zip(sessions, names, strict=True)
-            )
-        )
+        rng = random.Random(f"{self._options.seed} {number}")
+        asked = [
+            self._ask(deployment, session, name)
+            for session, name in zip(sessions, names, strict=True)
+        ]
         churned = churn(
             deployment,
             cancelled,
@@ -183,9 +184,12 @@ class _Audit:
             name=lambda index: f"{self._id}-{number}-cancelled-{index}",
             deadline_s=self._options.timeout,
             hands_over=info["role"] == "decode",
-            seed=self._options.seed + number,
+            pace=self._pace,
+            rng=rng,
         )
-        answers, on_the_way = await asyncio.gather(asked, churned)
+        results = await all_at_once([*asked, *churned], rng)
+        answers = [one for one in results if isinstance(one, Answer)]
+        on_the_way = [one for one in results if isinstance(one, bool)]
         found: list[transfers.Found | None] = [None] * len(answers)
         if transfers.are_compared(info):
             looks = await transfers.look_at(deployment, names)
@@ -270,25 +274,28 @@ class _Audit:
     ) -> Answer:
         deadline_s = self._options.timeout
         if session.conversation is not None:
-            return _of_chat(
-                await client.chat(
-                    session.conversation,
-                    self._sampling,
-                    request_id=request_id,
-                    deadline_s=deadline_s,
-                    page_digests=self._options.pages,
-                )
-            )
-        prompt = Prompt(text=session.text)
-        return _of_text(
-            await client.generate(
-                prompt,
+            chat = await client.chat(
+                session.conversation,
                 self._sampling,
                 request_id=request_id,
                 deadline_s=deadline_s,
                 page_digests=self._options.pages,
             )
+            self._note(chat.complete)
+            return _of_chat(chat)
+        result = await client.generate(
+            Prompt(text=session.text),
+            self._sampling,
+            request_id=request_id,
+            deadline_s=deadline_s,
+            page_digests=self._options.pages,
         )
+        self._note(result.complete)
+        return _of_text(result)
+
+    def _note(self, complete: pb.Complete | None) -> None:
+        if complete is not None and complete.transfer.attempts:
+            self._pace.note(complete.timing.transfer)
 
 
 def _with_bad_calls(sessions: Sequence[AuditSession], answers: Sequence[Answer]) -> int:

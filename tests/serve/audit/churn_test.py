@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from serve.audit.churn import Moment, cancel_on_the_way
+from serve.audit.churn import Moment, Pace, all_at_once, cancel_on_the_way
 from serve.client import Prompt, Sampling
 from tests.disagg.transfer_log_test import row
 from tests.serve.fake_engine import FakeEngine, serving
@@ -19,7 +19,8 @@ async def cancelled(client, moment):
         request_id="c",
         deadline_s=20,
         moment=moment,
-        rng=random.Random(0),
+        share=0.1,
+        pace=Pace(),
     )
 
 
@@ -57,3 +58,24 @@ def test_one_that_has_ended_before_its_moment_is_told_apart():
             assert not await cancelled(client, Moment.BEGUN)
 
     asyncio.run(test())
+
+
+def test_all_are_started_before_any_goes_on_and_their_results_keep_their_places():
+    started = []
+
+    async def work(number):
+        started.append(number)
+        await asyncio.sleep(0)
+        return number, len(started)
+
+    results = asyncio.run(all_at_once([work(n) for n in range(20)], random.Random(0)))
+    assert results == [(n, 20) for n in range(20)]
+    assert started != sorted(started)
+
+
+def test_the_pace_is_that_of_the_median_transfer():
+    pace = Pace()
+    assert pace.typical_s is None
+    for seconds in (1.0, 9.0, 2.0):
+        pace.note(seconds)
+    assert pace.typical_s == 2.0
