@@ -110,6 +110,7 @@ class LandingHub:
         self.trace = trace
         self.log = TransferLog()
         self.ring = LeaseRing(num_slots, max_quarantined_share=max_quarantined_share)
+        self.ring.on_free = self._note_freed
         self._slab_bytes = endpoint.slab_bytes
         self._payload = allocate_registered(num_slots * self._slab_bytes)
         self._fence = allocate_registered(num_slots * FENCE_BYTES)
@@ -191,6 +192,9 @@ class LandingHub:
         """That process is known dead; what waited for it is free."""
         self.ring.peer_dead(peer_epoch)
         self._hand_out()
+
+    def _note_freed(self, lease: Lease, why: str) -> None:
+        self.log.slot_freed(lease.owner, why)
 
     def _hand_out(self) -> None:
         while self._waiting:

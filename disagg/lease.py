@@ -125,6 +125,16 @@ class _Slot:
     since: float = 0.0
 
 
+ADMITTED = "admitted"
+UNPROVEN = "unproven"
+"""Why a slot is free again, beside the proofs: its content was used; no reason was given, which is
+a bug."""
+
+
+def _tell_nobody(lease: Lease, why: str) -> None:
+    """Where nobody wants to know."""
+
+
 class LeaseRing:
     """Hands out landing slots and takes them back; the only place that changes their state.
 
@@ -155,6 +165,7 @@ class LeaseRing:
         self.max_quarantined = math.ceil(num_slots * max_quarantined_share)
         self.stale_refused = 0
         self.freed: collections.Counter[str] = collections.Counter()
+        self.on_free: Callable[[Lease, str], None] = _tell_nobody
         self._clock = clock
         self._slots = [_Slot(since=clock()) for _ in range(num_slots)]
         self._free = collections.deque(range(num_slots))
@@ -192,8 +203,7 @@ class LeaseRing:
 
     def release(self, lease: Lease) -> None:
         """Frees an admitted slot; its lease is stale from now on."""
-        self._apply(lease, LeaseEvent.RELEASE)
-        self.freed["admitted"] += 1
+        self._apply(lease, LeaseEvent.RELEASE, ADMITTED)
 
     def drain(self, lease: Lease) -> LeaseState:
         """The owner gave up and no longer reads the slot; asks who still writes.
@@ -218,8 +228,7 @@ class LeaseRing:
         """
         if proof is DrainProof.PEER_DEAD and lease.peer_epoch not in self._dead_peers:
             raise StaleEpoch(f"{_name(lease)}: peer {lease.peer_epoch.hex()} is not known dead")
-        self._apply(lease, LeaseEvent.DRAINED)
-        self.freed[proof.value] += 1
+        self._apply(lease, LeaseEvent.DRAINED, proof.value)
 
     def peer_dead(self, peer_epoch: bytes) -> list[Lease]:
         """A process is known dead: frees what waited for it and never leases to it again.
@@ -232,9 +241,8 @@ class LeaseRing:
         for slot in self._slots:
             lease = slot.lease
             if lease is not None and lease.peer_epoch == peer_epoch:
-                self._apply(lease, LeaseEvent.PEER_DEAD)
+                self._apply(lease, LeaseEvent.PEER_DEAD, DrainProof.PEER_DEAD.value)
                 if slot.lease is None:
-                    self.freed[DrainProof.PEER_DEAD.value] += 1
                     freed.append(lease)
         return freed
 
@@ -290,16 +298,17 @@ class LeaseRing:
     def _give_up(self, lease: Lease, event: LeaseEvent) -> LeaseState:
         self._apply(lease, event)
         if lease.peer_epoch in self._dead_peers:
-            self._apply(lease, LeaseEvent.PEER_DEAD)
-            self.freed[DrainProof.PEER_DEAD.value] += 1
+            self._apply(lease, LeaseEvent.PEER_DEAD, DrainProof.PEER_DEAD.value)
         return self._slots[lease.index].state
 
-    def _apply(self, lease: Lease, event: LeaseEvent) -> None:
+    def _apply(self, lease: Lease, event: LeaseEvent, why: str = UNPROVEN) -> None:
         slot = self._current(lease)
         self._move(slot, event, _name(lease))
         if slot.state is LeaseState.FREE:
             slot.lease = None
             self._free.append(lease.index)
+            self.freed[why] += 1
+            self.on_free(lease, why)
 
     def _move(self, slot: _Slot, event: LeaseEvent, subject: str) -> None:
         after = transition(slot.state, event, subject)

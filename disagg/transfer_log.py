@@ -57,6 +57,7 @@ class TransferRecord:
         began: seconds since the epoch of the clock on the wall, for people.
         outcome: "running", "complete", or the error.
         segments: in the order in which they were posted or verified.
+        slots_freed: at decode, how many landing slots of it were free again, by why.
     """
 
     transfer_id: bytes
@@ -66,6 +67,7 @@ class TransferRecord:
     began: float = dataclasses.field(default_factory=time.time)
     outcome: str = "running"
     segments: list[SegmentRecord] = dataclasses.field(default_factory=list)
+    slots_freed: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     _of_slab: dict[int, list[int]] = dataclasses.field(default_factory=dict, repr=False)
 
     def add(self, rows: Iterable[FenceRow], state: str) -> None:
@@ -129,6 +131,13 @@ class TransferLog:
         record = TransferRecord(transfer_id, attempt, peer, request_id)
         self._records.append(record)
         return record
+
+    def slot_freed(self, owner: object, why: str) -> None:
+        """A landing slot is free again that was of an attempt, (transfer id, attempt)."""
+        for record in reversed(self._records):
+            if (record.transfer_id, record.attempt) == owner:
+                record.slots_freed[why] += 1
+                return
 
     def find(self, wanted: str) -> list[TransferRecord]:
         """Attempts of a transfer id (hexadecimal) or of a request id, oldest first."""

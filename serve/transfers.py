@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import grpc
 
+from disagg.lease import UNPROVEN
 from serve.api.proto.dsv4.generate.v1 import generate_pb2 as pb
 from serve.api.status import read_error
 from serve.client import Client
@@ -68,6 +69,8 @@ async def at_both_ends(record: pb.TransferRecord, prefill: Client) -> Attempt:
         found = await prefill.inspect_transfer(record.transfer_id.hex())
     except grpc.aio.AioRpcError as error:
         return Attempt(record, pair(record.segments, ()), f"prefill: {read_error(error).code}")
+    if any(len(one.segments) < one.num_segments for one in (record, *found)):
+        return Attempt(record, pair(record.segments, ()), "too many segments for one answer")
     same = [other for other in found if other.attempt == record.attempt]
     if not same:
         return Attempt(record, pair(record.segments, ()), "prefill remembers nothing of it")
@@ -100,3 +103,13 @@ def unverified(attempt: Attempt) -> tuple[str, ...]:
         known = pairing.known
         found += [f"slab {known.slab_index}, {known.component}: {what}" for what in wrong]
     return tuple(found) if attempt.pairings else ("no segment",)
+
+
+def unproven_slots(records: Sequence[pb.TransferRecord]) -> tuple[str, ...]:
+    """Landing slots that were free again although nothing proved that no write is on its way."""
+    return tuple(
+        f"attempt {record.attempt}: {record.slots_freed[UNPROVEN]} landing slots were free again "
+        "without proof that nothing writes to them"
+        for record in records
+        if UNPROVEN in record.slots_freed
+    )

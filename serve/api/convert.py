@@ -7,6 +7,7 @@ What the wire can express but the API forbids (both prompt kinds, unknown fields
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -33,6 +34,10 @@ CAPABILITIES = (
     "page_digests",
     "inspect_transfer",
 )
+MAX_INSPECTED_ATTEMPTS = 64
+MAX_INSPECTED_SEGMENTS = 1 << 16
+"""Of an answer to InspectTransfer, some 5 MB; a prompt of a million tokens has some 12,000."""
+
 _SAMPLING_SCALARS = ("temperature", "top_k", "top_p", "seed", "max_tokens", "ignore_eos")
 _FINISH_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -191,7 +196,17 @@ def status_to_proto(status: EngineStatus, version: str) -> pb.ServerInfoResponse
     )
 
 
-def transfer_to_proto(record: TransferRecord) -> pb.TransferRecord:
+def transfers_to_proto(records: Sequence[TransferRecord]) -> pb.InspectTransferResponse:
+    """The last attempts of a transfer, with as many segments as an answer may have."""
+    messages: list[pb.TransferRecord] = []
+    room = MAX_INSPECTED_SEGMENTS
+    for record in reversed(records[-MAX_INSPECTED_ATTEMPTS:]):  # the last one matters most
+        messages.append(_record_to_proto(record, room))
+        room -= len(messages[-1].segments)
+    return pb.InspectTransferResponse(attempts=reversed(messages))
+
+
+def _record_to_proto(record: TransferRecord, room: int) -> pb.TransferRecord:
     """One attempt; every field of TransferRecord and SegmentRecord has its name on the wire."""
     message = pb.TransferRecord(
         transfer_id=record.transfer_id,
@@ -200,8 +215,10 @@ def transfer_to_proto(record: TransferRecord) -> pb.TransferRecord:
         request_id=record.request_id,
         began=record.began,
         outcome=record.outcome,
+        num_segments=len(record.segments),
+        slots_freed=record.slots_freed,
     )
-    for segment in record.segments:
+    for segment in record.segments[:room]:
         message.segments.add(**dataclasses.asdict(segment))
     return message
 

@@ -57,7 +57,7 @@ class EngineService(pb_grpc.EngineServicer):
                 context, Refused("INVALID_ARGUMENT", "id: seen '', expected an id", "id")
             )
         records = self._front.engine.transfers(request.id)
-        return pb.InspectTransferResponse(attempts=map(convert.transfer_to_proto, records))
+        return convert.transfers_to_proto(records)
 
     async def Profile(
         self, request: pb.ProfileRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -1,12 +1,14 @@
 """Sessions of an audit that it cancels on the way, so that memory changes hands under the others.
 
 Each is cancelled at one of a few moments: while its transfer runs (as the deployment tells of it),
-or once tokens of its answer arrive. What they would have answered counts nowhere.
+or once tokens of its answer arrive. What they would have answered counts nowhere; one that fails
+by itself, or whose landing slots were used again without proof, does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import enum
 import random
 import statistics
@@ -22,6 +24,19 @@ from serve.results import Result
 POLL_S = (0.02, 0.1)
 LONGEST_PAUSE_S = 0.3
 """Between the moment that was awaited and the cancellation, where no transfer has been seen."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Churned:
+    """How one of them ended.
+
+    Attributes:
+      ended_before: by itself, before it was cancelled.
+      error: of one that failed by itself.
+    """
+
+    ended_before: bool
+    error: str | None = None
 
 
 class Pace:
@@ -65,8 +80,8 @@ async def cancel_on_the_way(
     moment: Moment,
     share: float,
     pace: Pace,
-) -> bool:
-    """Starts a session and cancels it; False if it had ended before.
+) -> Churned:
+    """Starts a session and cancels it.
 
     Args:
       moment: what is awaited first.
@@ -88,7 +103,10 @@ async def cancel_on_the_way(
         await asyncio.wait([session, awaited], return_when=asyncio.FIRST_COMPLETED)
         if awaited.done():
             awaited.result()  # raises what went wrong
-        return not session.done()
+        if not session.done():
+            return Churned(ended_before=False)
+        error = session.result().error
+        return Churned(True, None if error is None else f"{error.code}: {error.message}")
     finally:
         for task in (awaited, session):
             task.cancel()
@@ -134,7 +152,7 @@ def churn(
     hands_over: bool,
     pace: Pace,
     rng: random.Random,
-) -> list[Coroutine[Any, Any, bool]]:
+) -> list[Coroutine[Any, Any, Churned]]:
     """What starts and cancels each of them, see `cancel_on_the_way`.
 
     Args:

@@ -30,7 +30,8 @@ class AuditReport:
       deployment, control: addresses.
       sessions, rounds: how many at once, and how often.
       seed: of the sessions.
-      verdicts: one per session and round.
+      verdicts: one per session and round, and one per cancelled session of which something was
+        found.
       control_bad_calls: faulty tool calls of the control, which are the model's own.
       tokens: tokens compared.
       pages: digests of pages compared, one per page and component.
@@ -80,6 +81,7 @@ class AuditReport:
             "sessions": self.sessions,
             "rounds": self.rounds,
             "seed": self.seed,
+            "verdicts": total,
             "compared": total - counts["failed"],
             **counts,
             "tokens_compared": self.tokens,
@@ -142,7 +144,7 @@ class AuditReport:
 def _rate(found: dict[str, Any]) -> str:
     low, high = found["interval"]
     parts = ", ".join(f"{found[outcome]} {outcome}" for outcome in PARTS if found[outcome])
-    total = found["sessions"] * found["rounds"]
+    total = found["verdicts"]
     return (
         f"corruption rate {100 * found['corruption_rate']:.2f} % of {total} sessions"
         f"{f' ({parts})' if parts else ''}, at {100 * CONFIDENCE:.0f} % confidence between "

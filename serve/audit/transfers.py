@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from serve.client import Client
-from serve.transfers import at_both_ends, unverified
+from serve.transfers import at_both_ends, unproven_slots, unverified
 
 Found = tuple[str, ...]
 """What of a session's transfer was not proven, see `serve.transfers.unverified`."""
@@ -19,7 +19,7 @@ def are_compared(info: Mapping[str, Any]) -> bool:
 
 
 async def look_at(deployment: Client, request_ids: Sequence[str]) -> list[Found | None]:
-    """For each request its transfer's flaws; None where an end remembers too little to tell.
+    """For each answered request its transfer's flaws; None where an end remembers too little.
 
     Raises:
       grpc.aio.AioRpcError: decode does not answer.
@@ -29,6 +29,10 @@ async def look_at(deployment: Client, request_ids: Sequence[str]) -> list[Found 
         prefills: dict[str, Client] = {}
         for request_id in request_ids:
             records = await deployment.inspect_transfer(request_id)
+            reused = unproven_slots(records)
+            if reused:
+                found.append(reused)
+                continue
             complete = [record for record in records if record.outcome == "complete"]
             if not complete:
                 found.append(None)
@@ -39,3 +43,12 @@ async def look_at(deployment: Client, request_ids: Sequence[str]) -> list[Found 
             attempt = await at_both_ends(record, prefills[record.peer])
             found.append(None if attempt.remark else unverified(attempt))
     return found
+
+
+async def slots_of(deployment: Client, request_ids: Sequence[str]) -> list[Found]:
+    """For each request, answered or not, the landing slots of it that were free without proof.
+
+    Raises:
+      grpc.aio.AioRpcError: decode does not answer.
+    """
+    return [unproven_slots(await deployment.inspect_transfer(one)) for one in request_ids]

@@ -187,6 +187,18 @@ def judge(
     return Verdict(session, outcome, difference, pages, bad_calls=bad, unverified=unverified)
 
 
+def judge_cancelled(session: str, error: str | None, unverified: tuple[str, ...]) -> Verdict:
+    """The verdict on a session that was to be cancelled, of which something was found.
+
+    Args:
+      error: with which it failed before.
+      unverified: as of a Verdict.
+    """
+    outcome = "unverified" if unverified else "failed"
+    said = None if error is None else f"before it was cancelled: {error}"
+    return Verdict(session, outcome, error=said, unverified=unverified)
+
+
 @dataclasses.dataclass(frozen=True)
 class Interval:
     """Bounds of a probability at `CONFIDENCE`."""

@@ -27,7 +27,7 @@ import grpc
 from serve.api.proto.dsv4.generate.v1 import generate_pb2 as pb
 from serve.api.status import read_error
 from serve.audit import transfers
-from serve.audit.churn import Pace, all_at_once, churn
+from serve.audit.churn import Churned, Pace, all_at_once, churn
 from serve.audit.control import Mismatch, check_control, control_arguments, numerics_of
 from serve.audit.report import BROKEN, AuditReport
 from serve.audit.sessions import (
@@ -37,7 +37,7 @@ from serve.audit.sessions import (
     make_cancelled,
     make_sessions,
 )
-from serve.audit.verdict import Answer, Call, bad_calls, judge
+from serve.audit.verdict import Answer, Call, bad_calls, judge, judge_cancelled
 from serve.client import Client, Prompt, Sampling
 from serve.config import ConfigError, parse_address
 from serve.processes import ProcessFailed, ServerProcess, stop_all
@@ -97,12 +97,14 @@ class _Round:
     Attributes:
       answers: of the sessions.
       transfers: what of each session's transfer was not proven; None where that is not known.
-      cancelled: of the others, whether each was cancelled before it ended.
+      cancelled: how each of the others ended.
+      slots: which of their landing slots were free again without proof.
     """
 
     answers: Sequence[Answer]
     transfers: Sequence[transfers.Found | None]
-    cancelled: Sequence[bool]
+    cancelled: Sequence[Churned]
+    slots: Sequence[transfers.Found]
 
 
 class _Audit:
@@ -189,7 +191,7 @@ class _Audit:
         )
         results = await all_at_once([*asked, *churned], rng)
         answers = [one for one in results if isinstance(one, Answer)]
-        on_the_way = [one for one in results if isinstance(one, bool)]
+        ended = [one for one in results if isinstance(one, Churned)]
         found: list[transfers.Found | None] = [None] * len(answers)
         if transfers.are_compared(info):
             looks = await transfers.look_at(deployment, names)
@@ -197,7 +199,12 @@ class _Audit:
                 look if answer.error is None else None
                 for look, answer in zip(looks, answers, strict=True)
             ]
-        return _Round(answers, found, on_the_way)
+        slots: list[transfers.Found] = [()] * len(ended)
+        if info["role"] == "decode":
+            slots = await transfers.slots_of(
+                deployment, [f"{self._id}-{number}-cancelled-{i}" for i in range(len(ended))]
+            )
+        return _Round(answers, found, ended, slots)
 
     def _report(
         self,
@@ -227,7 +234,13 @@ class _Audit:
         pairs = list(zip(flat, [*truth] * len(rounds), strict=True))
         compared = [(a, b) for a, b in pairs if a.error is None and b.error is None]
         looks = [flaws for one in rounds for flaws in one.transfers]
-        cancelled = [way for one in rounds for way in one.cancelled]
+        cancelled = [end for one in rounds for end in one.cancelled]
+        verdicts += [
+            judge_cancelled(f"round {number} cancelled {index}", end.error, slots)
+            for number, one in enumerate(rounds, 1)
+            for index, (end, slots) in enumerate(zip(one.cancelled, one.slots, strict=True))
+            if end.error is not None or slots
+        ]
         return AuditReport(
             deployment=self._options.target,
             control=control,
@@ -244,7 +257,7 @@ class _Audit:
                 sum(flaws is not None for flaws in looks) if transfers.are_compared(info) else None
             ),
             cancelled=len(cancelled),
-            ended_before=cancelled.count(False),
+            ended_before=sum(end.ended_before for end in cancelled),
             seconds=seconds,
         )
 

@@ -82,6 +82,8 @@ def _show(console: Console, attempt: Attempt) -> None:
         )
     console.print(table)
     console.print(f"request {escape(record.request_id or '(unknown)')}, prefill {record.peer}")
+    freed = ", ".join(f"{count} {why}" for why, count in sorted(record.slots_freed.items()))
+    console.print(f"landing slots free again: {freed or 'none'}")
     if attempt.remark:
         console.print(escape(attempt.remark))
 
@@ -99,6 +101,7 @@ def _plain(attempt: Attempt) -> dict[str, Any]:
         "prefill": record.peer,
         "outcome": record.outcome,
         "remark": attempt.remark,
+        "slots_freed": dict(record.slots_freed),
         "segments": [
             {
                 "slab": pairing.known.slab_index,

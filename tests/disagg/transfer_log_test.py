@@ -73,6 +73,7 @@ def test_both_ends_remember_the_same_digests_of_a_transfer():
             (here,) = decode.hub.log.find("r")
             (there,) = prefill.service.log.find(wanted.transfer_id.hex())
             assert here.outcome == there.outcome == "complete"
+            assert set(here.slots_freed) == {"admitted"}
             assert here.peer == prefill.target and {s.state for s in here.segments} == {"admitted"}
             assert {s.state for s in there.segments} == {"acknowledged"}
             assert digests(here) == digests(there)
@@ -94,6 +95,8 @@ def test_an_attempt_that_fails_is_remembered_with_its_error_at_both_ends():
             assert {s.state for s in there.segments} == {"posted"}
             prefill.plane.let_go()
             await pairs.until(lambda: there.outcome != "running")
+            await pairs.until(lambda: here.slots_freed)
+            assert set(here.slots_freed) == {"landed"}, "free when what was held back has landed"
 
     asyncio.run(asyncio.wait_for(test(), 60))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from disagg.errors import DisaggError
 
-UNSEEN = {"_clock", "freed", "stale_refused", "since"}
+UNSEEN = {"_clock", "freed", "on_free", "stale_refused", "since"}
 """Attributes that decide nothing."""
 
 

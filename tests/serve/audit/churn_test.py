@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from serve.audit.churn import Moment, Pace, all_at_once, cancel_on_the_way
+from disagg.errors import DataLoss
+from serve.audit.churn import Churned, Moment, Pace, all_at_once, cancel_on_the_way
 from serve.client import Prompt, Sampling
 from tests.disagg.transfer_log_test import row
 from tests.serve.fake_engine import FakeEngine, serving
@@ -46,7 +47,7 @@ def test_a_session_is_cancelled_at_its_moment_and_not_before(moment):
                     await asyncio.sleep(0.5)
                     assert not session.done(), "nothing was admitted"
                     record.add([row(0, "c4_kv")], "verified")
-            assert await session
+            assert await session == Churned(ended_before=False)
             await until(lambda: not engine.in_flight)
 
     asyncio.run(test())
@@ -55,7 +56,10 @@ def test_a_session_is_cancelled_at_its_moment_and_not_before(moment):
 def test_one_that_has_ended_before_its_moment_is_told_apart():
     async def test():
         async with serving(FakeEngine(role="decode")) as client:
-            assert not await cancelled(client, Moment.BEGUN)
+            assert await cancelled(client, Moment.BEGUN) == Churned(ended_before=True)
+        async with serving(FakeEngine(role="decode", failure=DataLoss("slab 0"))) as client:
+            ended = await cancelled(client, Moment.BEGUN)
+            assert ended == Churned(ended_before=True, error="DATA_LOSS: slab 0")
 
     asyncio.run(test())
 

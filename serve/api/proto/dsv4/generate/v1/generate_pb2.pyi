@@ -330,7 +330,14 @@ class InspectTransferResponse(_message.Message):
     def __init__(self, attempts: _Optional[_Iterable[_Union[TransferRecord, _Mapping]]] = ...) -> None: ...
 
 class TransferRecord(_message.Message):
-    __slots__ = ("transfer_id", "attempt", "peer", "request_id", "began", "outcome", "segments")
+    __slots__ = ("transfer_id", "attempt", "peer", "request_id", "began", "outcome", "segments", "slots_freed", "num_segments")
+    class SlotsFreedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
@@ -338,6 +345,8 @@ class TransferRecord(_message.Message):
     BEGAN_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FREED_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     transfer_id: bytes
     attempt: int
     peer: str
@@ -345,7 +354,9 @@ class TransferRecord(_message.Message):
     began: float
     outcome: str
     segments: _containers.RepeatedCompositeFieldContainer[TransferSegment]
-    def __init__(self, transfer_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., peer: _Optional[str] = ..., request_id: _Optional[str] = ..., began: _Optional[float] = ..., outcome: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[TransferSegment, _Mapping]]] = ...) -> None: ...
+    slots_freed: _containers.ScalarMap[str, int]
+    num_segments: int
+    def __init__(self, transfer_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., peer: _Optional[str] = ..., request_id: _Optional[str] = ..., began: _Optional[float] = ..., outcome: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[TransferSegment, _Mapping]]] = ..., slots_freed: _Optional[_Mapping[str, int]] = ..., num_segments: _Optional[int] = ...) -> None: ...
 
 class TransferSegment(_message.Message):
     __slots__ = ("slab_index", "component", "layer_first", "layer_last", "token_begin", "token_end", "num_bytes", "digest", "state")
