@@ -1,7 +1,7 @@
 """Known bad builds: changes to our own sources, each re-creating one assumption of the incident.
 
 A mutant is a few exact replacements of text. `tests` must find it, and so must an audit of a
-deployment whose processes run it, unless `masked` says why such an audit stays clean.
+deployment whose processes run it, or the two ends refuse each other.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Mutant:
         tests: pytest arguments of which at least one test must fail, the fastest first.
         where: the roles that run the bad build in the audit.
         flags: of every server of the audit.
-        masked: why an audit finds nothing; empty where it must find something.
+        decode_flags: of its decode.
+        audit: more flags of the audit.
     """
 
     name: str
@@ -63,7 +64,8 @@ class Mutant:
     tests: tuple[str, ...]
     where: tuple[Role, ...]
     flags: tuple[str, ...] = ()
-    masked: str = ""
+    decode_flags: tuple[str, ...] = ()
+    audit: tuple[str, ...] = ()
 
 
 _BLIND_FENCE = Replacement(
@@ -71,6 +73,9 @@ _BLIND_FENCE = Replacement(
     "if digest == self._seen[component][1].digest:",
     "if digest is not None:",
 )
+
+_FEW_AT_ONCE = ("--max-requests", "4", "--landing-slabs", "4")
+"""Of a decode: most sessions that are cancelled have a write on its way."""
 
 _FP8_SIZE = (
     Replacement(
@@ -88,6 +93,12 @@ _FP8_SIZE = (
         "        else buffer.unit_bytes,",
     ),
 )
+
+SOUND = (
+    Mutant("sound", "none", (), (), (), audit=("--rounds", "3")),
+    Mutant("sound-with-few-at-once", "none", (), (), (), decode_flags=_FEW_AT_ONCE),
+)
+"""Not mutants: what an audit must find nothing of."""
 
 MUTANTS = (
     Mutant(
@@ -217,8 +228,7 @@ MUTANTS = (
             "tests/disagg/lease_test.py::test_the_table_lets_a_slot_free_only_by_release_or_by_proof",
         ),
         ("decode",),
-        masked="an audit aborts nothing, so no lease is given up; a late write into a lease that "
-        "was granted again would meet its digests",
+        decode_flags=_FEW_AT_ONCE,
     ),
     Mutant(
         "reuse-while-it-is-read",
@@ -242,14 +252,19 @@ MUTANTS = (
     Mutant(
         "rows-without-digests",
         NOTIFICATION,
-        (_BLIND_FENCE,),
+        (
+            Replacement(
+                "disagg/fence.py",
+                "before = self._seen.setdefault(row.component, (place, row))",
+                "before = self._seen.setdefault(row.component, (place, row))\n"
+                "        self._matched.add(row.component)",
+            ),
+        ),
         ("tests/disagg/fence_test.py", "tests/disagg/incoming_test.py"),
         ("decode",),
-        masked="prefill posts rows only behind a payload that is done, and on one machine NIXL "
-        "then has landed it; the next mutant takes that away too",
     ),
     Mutant(
-        "rows-without-digests-and-before-the-payload",
+        "digests-without-comparison-and-before-the-payload",
         NOTIFICATION,
         (
             _BLIND_FENCE,

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from dsv4.tiny import build_tiny_checkpoint
+from serve.audit.report import CLEAN, CORRUPTED, INCOMPLETE, PARTS
 from serve.cli import main
-from tests.mutants.catalogue import MUTANTS, Mutant
+from tests.mutants.catalogue import MUTANTS, SOUND, Mutant
 from tests.mutants.copies import copy_sources
 from tests.system.servers import Fleet, Server, info
 
@@ -89,30 +90,32 @@ def refused_or_healthy(decode: Server) -> bool:
     raise TimeoutError(f"decode and prefill have not met within {HEALTH_TIMEOUT_S} s")
 
 
-def deploy(fleet: Fleet, mutant: Mutant | None, sources: Path) -> tuple[Server, Server]:
+def deploy(fleet: Fleet, mutant: Mutant, sources: Path) -> tuple[Server, Server]:
     """A prefill and a decode, of bad build where the mutant says so."""
 
     def start(role: str, *flags: str) -> Server:
-        bad = mutant is not None and role in mutant.where
-        flags = (*(mutant.flags if mutant else ()), *flags)
-        return fleet.start(role, *flags, sources=sources if bad else None)
+        bad = role in mutant.where
+        return fleet.start(role, *mutant.flags, *flags, sources=sources if bad else None)
 
     prefill = start("prefill")
-    decode = start("decode", "--prefill", prefill.wait_listening(), "--verify-timeout-s", "2")
+    address = prefill.wait_listening()
+    flags = ("--prefill", address, "--verify-timeout-s", "2", *mutant.decode_flags)
+    decode = start("decode", *flags)
     prefill.wait_serving()
     decode.wait_serving()
     return prefill, decode
 
 
-def audit(decode: Server, control: Server, report: Path) -> tuple[int, str]:
+def audit(decode: Server, control: Server, report: Path, *flags: str) -> tuple[int, str]:
     """Exit status, and what was found in words."""
     arguments = ["--target", decode.target, "--control", control.target, "--json", str(report)]
-    status = main(["audit", *arguments, *AUDIT])
+    status = main(["audit", *arguments, *AUDIT, *flags])
     if not report.exists():
         return status, f"status {status}, no report"
     said = json.loads(report.read_text())
-    counts = ", ".join(f"{said[key]} {key}" for key in ("different", "damaged", "failed"))
-    return status, f"{said['status']}: {counts} of {said['sessions']}"
+    counts = ", ".join(f"{said[part]} {part}" for part in PARTS if said[part])
+    total = said["verdicts"]
+    return status, f"{100 * said['corruption_rate']:.1f} % of {total} ({counts or said['status']})"
 
 
 @each
@@ -125,10 +128,23 @@ def test_an_audit_finds_it_or_the_pair_refuses_it(mutant, folder, common, contro
         if refused_or_healthy(decode):
             why = re.search(r" refused: (.{,160})", decode.log.read_text())
             found.append((mutant.name, "handshake", why[1] if why else "refused"))
-            assert not mutant.masked
             return
-        status, words = audit(decode, control(*mutant.flags), tmp_path / "audit.json")
+        report = tmp_path / "audit.json"
+        status, words = audit(decode, control(*mutant.flags), report, *mutant.audit)
         found.append((mutant.name, "audit", words))
-        assert (status == 0) == bool(mutant.masked), words
+        assert status in (CORRUPTED, INCOMPLETE), words
+    finally:
+        fleet.close()
+
+
+@pytest.mark.parametrize("build", SOUND, ids=lambda build: build.name)
+def test_an_audit_finds_nothing_of_a_sound_build(build, folder, common, control, tmp_path, found):
+    fleet = Fleet(tmp_path, *common)
+    try:
+        _, decode = deploy(fleet, build, tmp_path)
+        assert not refused_or_healthy(decode)
+        status, words = audit(decode, control(), tmp_path / "audit.json", *build.audit)
+        found.append((build.name, "audit", words))
+        assert status == CLEAN, words
     finally:
         fleet.close()
