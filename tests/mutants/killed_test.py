@@ -25,7 +25,7 @@ from tests.system.servers import Fleet, Server, info
 pytestmark = [pytest.mark.soak, pytest.mark.system, pytest.mark.timeout(1800)]
 
 HEALTH_TIMEOUT_S = 60.0
-AUDIT = ("--sessions", "80", "--max-prompt", "700", "--max-tokens", "8", "--timeout", "120")
+AUDIT = ("--sessions", "80", "--max-prompt", "700", "--max-tokens", "8", "--timeout", "300")
 _FAILED = re.compile(r"^FAILED (\S+)", re.MULTILINE)
 
 each = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
