@@ -5,22 +5,16 @@ Every parameter is random, also those that a fresh model keeps at zero (sinks, b
 bases), for zeros hide mistakes. The same seed gives the same files.
 """
 
-import dataclasses
-import json
 import math
-import os
 import pathlib
-import shutil
-import tempfile
 import zlib
-from typing import Any
 
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from flax import nnx
 
-from dsv4.checkpoint import config_file, names, reader, writer
+from dsv4.checkpoint import names, save
 from dsv4.config import ModelConfig
 from dsv4.model import Model
 
@@ -48,40 +42,7 @@ def build_tiny_checkpoint(
       ValueError: `directory` exists and is not an empty folder.
     """
     config = ModelConfig.tiny() if config is None else config
-    target = pathlib.Path(directory)
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise ValueError(f"directory: got {target}, expected a new or empty folder")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = pathlib.Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        draft.chmod(0o755)
-        (draft / config_file.CONFIG_FILE).write_text(_config_json(config), encoding="utf-8")
-        writer.write_safetensors(draft / reader.SINGLE_FILE, _random_tensors(config, seed))
-        os.replace(draft, target)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def _config_json(config: ModelConfig) -> str:
-    """The config as the release spells it."""
-    values: dict[str, Any] = {
-        "architectures": ["DeepseekV4ForCausalLM"],
-        "model_type": "deepseek_v4",
-        **dataclasses.asdict(config),
-        "num_key_value_heads": 1,
-        "scoring_func": "sqrtsoftplus",
-        "topk_method": "noaux_tc",
-        "norm_topk_prob": True,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    }
-    scaling = config.rope_scaling
-    values["rope_scaling"] = (
-        {"type": "default"} if scaling is None else {"type": "yarn", **dataclasses.asdict(scaling)}
-    )
-    return json.dumps(values, indent=1) + "\n"
+    save.save_checkpoint(directory, config, _random_tensors(config, seed))
 
 
 def _random_tensors(config: ModelConfig, seed: int) -> dict[str, np.ndarray]:
