@@ -8,7 +8,7 @@ COMPILE = "$$(tools/bootstrap.sh --print-uv)" pip compile --universal --python-v
 	--custom-compile-command 'make lock' --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test soak gpu-test gpu-check kernel-table lint format protos lock clean
+.PHONY: help env demo test soak gpu-test gpu-check kernel-table train-tiny lint format protos lock clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ gpu-check: env ## check the kernels on the GPU of this machine, then measure the
 
 kernel-table: env ## compile the kernels for every target, no GPU needed, and write the table of docs/kernels.md
 	@$(VENV_PYTHON) -m tests.pallas_kernels.deviceless.table
+
+train-tiny: env ## train the tiny model that the package ships, in build/ (two to three hours on two cores; resumes)
+	@tools/train_tiny.sh $(ARGS)
 
 lint: env ## ruff, pyright, import-linter, buildifier
 	@tools/lint.sh

@@ -23,7 +23,7 @@ def loss_curve(log: Path, figure: Path) -> None:
     drawn, (losses, shares) = pyplot.subplots(2, 1, sharex=True, figsize=(9, 7))
     for name in ("answer_loss", "loss", "indexer_loss"):
         losses.semilogy(*_smooth(rows, name), label=name.replace("_", " "))
-    for name in ("answer_accuracy", "least_load"):
+    for name in ("answers_right", "answer_accuracy", "least_load"):
         shares.plot(*_smooth(rows, name), label=name.replace("_", " "))
     shares.set_xlabel("step")
     for axes in (losses, shares):

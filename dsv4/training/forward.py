@@ -12,6 +12,8 @@ that the indexer selects.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -95,9 +97,13 @@ def forward(model: Model, tokens: jax.Array, *, sparse: bool) -> tuple[jax.Array
         if not layer.ffn.gate.is_hash:
             balances.append(balance)
             loads.append(load)
-    auxiliary = Auxiliary(sum(divergences), sum(balances), jnp.stack(loads))
+    auxiliary = Auxiliary(_sum(divergences), _sum(balances), jnp.stack(loads))
     logits = model.logits(jnp.stack(streams, axis=1))
     return logits.reshape(batch, length, -1), auxiliary
+
+
+def _sum(arrays: Iterable[jax.Array]) -> jax.Array:
+    return functools.reduce(jnp.add, arrays)
 
 
 def _enter(mixing: HyperConnection, streams: Streams) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -114,13 +120,13 @@ def _enter(mixing: HyperConnection, streams: Streams) -> tuple[jax.Array, jax.Ar
     post = 2 * jax.nn.sigmoid(mixed[:, s : 2 * s] * scale[1] + base[s : 2 * s])
     comb = (mixed[:, 2 * s :] * scale[2] + base[2 * s :]).reshape(-1, s, s)
     comb = sinkhorn(comb, mixing.iterations, mixing.eps)
-    return sum(pre[:, i, None] * stream for i, stream in enumerate(streams)), post, comb
+    return _sum(pre[:, i, None] * stream for i, stream in enumerate(streams)), post, comb
 
 
 def _leave(streams: Streams, y: jax.Array, post: jax.Array, comb: jax.Array) -> Streams:
     """`HyperConnection.leave`, likewise."""
     return tuple(
-        post[:, k, None] * y + sum(comb[:, j, k, None] * x for j, x in enumerate(streams))
+        post[:, k, None] * y + _sum(comb[:, j, k, None] * x for j, x in enumerate(streams))
         for k in range(len(streams))
     )
 
@@ -178,7 +184,7 @@ def attention(
     near = jnp.exp(near - largest)
     total = jnp.sum(near, axis=-1) + jnp.exp(attn.attn_sink[...] - largest[..., 0])
     out = _window_sum(near, near_values, window)
-    if far is not None:
+    if far is not None and entries is not None:
         far = jnp.exp(far - largest)
         total = total + jnp.sum(far, axis=-1)
         out = out + einsum("bthe,bed->bthd", far, entries)
@@ -252,7 +258,7 @@ def _index_scores(
     queries = indexer.wq_b(q_latent).reshape(*x.shape[:2], indexer.heads, indexer.dim)
     queries = apply_rope(queries, (cos[:, None], sin[:, None]))
     weights = indexer.weights_proj.wide(x) * (indexer.dim**-0.5 * indexer.heads**-0.5)
-    return sum(
+    return _sum(
         jax.nn.relu(einsum("btd,bed->bte", queries[:, :, head], keys)) * weights[:, :, head, None]
         for head in range(indexer.heads)
     )

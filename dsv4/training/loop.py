@@ -15,7 +15,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -175,7 +175,7 @@ def _compile(
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (gradient, measured))
         (gradient, measured), right = jax.lax.scan(add, zeros, parts)
         updates, state = optimizer.update(gradient, state, trained)
-        parameters = {**optax.apply_updates(trained, updates), **fixed}
+        parameters = cast(Parameters, optax.apply_updates(trained, updates)) | fixed
         load = measured.pop("load")
         return _balance(config, recipe, parameters, load), state, measured, right
 

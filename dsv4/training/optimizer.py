@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import optax
 from optax.contrib import MuonDimensionNumbers, muon
 
@@ -26,7 +28,7 @@ def make_optimizer(recipe: Recipe, parameters: Parameters) -> optax.GradientTran
             adam_learning_rate=rate,
             weight_decay=recipe.weight_decay,
             consistent_rms=0.2,
-            muon_weight_dimension_numbers=dimensions,
+            muon_weight_dimension_numbers=cast(Any, dimensions),
         ),
     )
 

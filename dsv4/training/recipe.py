@@ -101,9 +101,9 @@ def recipe() -> Recipe:
     """What the shipped checkpoint was trained with."""
     return Recipe(
         (
-            Stage(800, 256, 16, {"recall": 0.9, "plain": 0.1}, sparse=False),
-            Stage(300, 512, 8, {"recall": 0.85, "plain": 0.15}, sparse=False),
-            Stage(600, 1024, 4, {"recall": 0.85, "plain": 0.15}, sparse=True),
-            Stage(1000, 2560, 3, {"recall": 0.5, "calls": 0.4, "plain": 0.1}, sparse=True),
+            Stage(500, 256, 16, {"recall": 0.9, "plain": 0.1}, sparse=False),
+            Stage(200, 512, 8, {"recall": 0.85, "plain": 0.15}, sparse=False),
+            Stage(300, 1024, 4, {"recall": 0.85, "plain": 0.15}, sparse=True),
+            Stage(700, 2560, 3, {"recall": 0.5, "calls": 0.4, "plain": 0.1}, sparse=True),
         )
     )
