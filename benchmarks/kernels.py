@@ -1,10 +1,13 @@
 """How fast are the kernels beside what one would otherwise write? All in one run, in turn.
 
-    python -m benchmarks.kernels [--only KERNEL] [--rounds 20]
+    python -m benchmarks.kernels [--only KERNEL] [--rounds 100]
 
 Every round runs each call of a comparison once, so that all see the same machine; medians are
-printed. On a GPU also: the fraction of the bandwidth of a device copy, and of the rate of a large
-matrix product, both measured in the same run.
+printed. On a CPU calls run in the thread that makes them, since waking another one is not the
+kernel's work and a step does it once, and what is printed is CPU time: others that run on the
+machine do not count; the threads of one call do, so pin it to one core. On a GPU also: the fraction
+of the bandwidth of a device copy, and of the rate of a large matrix product, both measured in the
+same run.
 """
 
 from __future__ import annotations
@@ -36,12 +39,13 @@ class Peaks:
 
 def seconds(call: Call, count: int) -> float:
     """Seconds of one of `count` calls that are queued together."""
-    began = time.perf_counter()
+    clock = time.perf_counter if jax.default_backend() == "gpu" else time.process_time
+    began = clock()
     result = None
     for _ in range(count):
         result = call()  # only the last is kept: many may not fit a GPU
     jax.block_until_ready(result)
-    return (time.perf_counter() - began) / count
+    return (clock() - began) / count
 
 
 def medians(calls: dict[str, Call], rounds: int) -> dict[str, float]:
@@ -107,8 +111,9 @@ def print_table(kernels: list[str], rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="time of kernels beside alternatives")
     parser.add_argument("--only", choices=registry.KERNELS, help="one kernel")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=100)
     options = parser.parse_args()
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     device = jax.devices()[0]
     print(f"{device.device_kind} ({device.platform}), medians of {options.rounds} rounds")
     print_table([options.only] if options.only else [*registry.KERNELS], options.rounds)

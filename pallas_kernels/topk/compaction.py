@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 
 WORD = 32
-_BLOCK = 8  # words: the search is by block, then by word
-_SUMMED = 32  # entries that are added up at once
+_COARSE = 32  # parts of a row, at most, that a slot is compared with before the search
 
 
 def marked_indices(above: jax.Array, at: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
@@ -47,6 +46,14 @@ def marked_indices(above: jax.Array, at: jax.Array, k: int) -> tuple[jax.Array, 
     return jnp.where(valid, indices, 0), valid
 
 
+def first_marks(above: jax.Array, at: jax.Array, k: int) -> jax.Array:
+    """Words that mark what `marked_indices` would take, its arguments being these."""
+    num_at = _num_bits(at)
+    wanted = k - jnp.sum(_num_bits(above), axis=1, keepdims=True)
+    before = _cumsum(num_at) - num_at
+    return above | _lowest_bits(at, jnp.clip(wanted - before, 0, num_at))
+
+
 def first_indices(words: jax.Array, slots: int) -> tuple[jax.Array, jax.Array]:
     """Indices of the first marks, as many as there are slots, and how many marks there are.
 
@@ -57,36 +64,30 @@ def first_indices(words: jax.Array, slots: int) -> tuple[jax.Array, jax.Array]:
     Returns:
         indices int32 [M, slots] ascending, then any that are in bounds; and the count int32 [M].
     """
-    rows = len(words)
-    blocks = jnp.pad(words, ((0, 0), (0, -words.shape[1] % _BLOCK))).reshape(rows, -1, _BLOCK)
-    num = jnp.sum(_num_bits(blocks), axis=2)
-    num, ends = jax.lax.optimization_barrier((num, _cumsum(num)))
+    count = words.shape[1]
+    words, ends = jax.lax.optimization_barrier((words, _cumsum(_num_bits(words))))
+    steps = max(0, (-(-count // _COARSE) - 1).bit_length())
     slot = jnp.arange(slots, dtype=jnp.int32)
-    last = ends.shape[1] - 1
-    steps = last.bit_length()
+    lasts = ends[:, (1 << steps) - 1 :: 1 << steps]
+    parts = [(lasts[:, i : i + 1] <= slot).astype(jnp.int32) for i in range(lasts.shape[1])]
+    # All of a row's ends are passed where it has no mark for the slot.
+    first = jnp.minimum(sum(parts, jnp.zeros_like(slot)) << steps, count - 1)
 
-    def of_block(values: jax.Array, block: jax.Array) -> jax.Array:
-        return jax.vmap(lambda row, at: row.at[at].get(mode="promise_in_bounds"))(values, block)
+    def of_word(values: jax.Array, word: jax.Array) -> jax.Array:
+        return jax.vmap(lambda row, at: row.at[at].get(mode="promise_in_bounds"))(values, word)
 
-    def search(step: jax.Array, block: jax.Array) -> jax.Array:
-        further = block + (1 << (steps - 1 - step))
-        is_further = of_block(ends, jnp.minimum(further, last + 1) - 1) <= slot
-        return jnp.where(is_further & (further <= last), further, block)
+    def search(step: jax.Array, word: jax.Array) -> jax.Array:
+        further = jnp.minimum(word + (1 << (steps - 1 - step)), count)
+        is_further = (of_word(ends, further - 1) <= slot) & (further < count)
+        return jnp.where(is_further, further, word)
 
-    block = jax.lax.fori_loop(0, steps, search, jnp.zeros((rows, slots), jnp.int32))
-    rank = slot - of_block(ends - num, block)
-    own = jnp.moveaxis(of_block(blocks, block), 2, 0)
-    own, rank = jax.lax.optimization_barrier((own, rank))
-    word, number, before = own[0], jnp.zeros_like(block), jnp.zeros_like(block)
-    end = _num_bits(own[0])
-    for other in range(1, _BLOCK):
-        is_further = rank >= end
-        word = jnp.where(is_further, own[other], word)
-        number, before = jnp.where(is_further, other, number), jnp.where(is_further, end, before)
-        end += _num_bits(own[other])
-    word, rank = jax.lax.optimization_barrier((word, rank - before))
-    index = (block * _BLOCK + number) * WORD + _position(word, rank)
-    return jnp.minimum(index, words.shape[1] * WORD - 1), ends[:, -1]
+    first = jnp.broadcast_to(first, (len(words), slots))
+    word = jax.lax.fori_loop(0, steps, search, first)
+    found = of_word(words, word)
+    rank = slot - (of_word(ends, word) - _num_bits(found))
+    found, rank = jax.lax.optimization_barrier((found, rank))
+    index = word * WORD + _position(found, rank)
+    return jnp.minimum(index, count * WORD - 1), ends[:, -1]
 
 
 def packed(marks: jax.Array) -> jax.Array:
@@ -98,40 +99,42 @@ def packed(marks: jax.Array) -> jax.Array:
 
 
 def _cumsum(values: jax.Array) -> jax.Array:
-    """Along each row of values [M, n]: as `jnp.cumsum`, which takes long to compile."""
-    rows, count = values.shape
-    values = jnp.pad(values, ((0, 0), (0, -count % _SUMMED))).reshape(rows, -1, _SUMMED)
-    is_summed = jnp.tri(_SUMMED, dtype=bool)
-    sums = jnp.sum(jnp.where(is_summed, values[:, :, None], 0), axis=3)
-    if count > _SUMMED:
-        totals = sums[:, :, -1]
-        sums += (_cumsum(totals) - totals)[:, :, None]
-    return sums.reshape(rows, -1)[:, :count]
+    """Along each row of values [M, n]: as `jnp.cumsum`, which takes long to compile and to run."""
+    for bit in range((values.shape[1] - 1).bit_length()):
+        earlier = jnp.pad(values[:, : -(1 << bit)], ((0, 0), (1 << bit, 0)))
+        (values,) = jax.lax.optimization_barrier((values + earlier,))
+    return values
 
 
 def _num_bits(words: jax.Array) -> jax.Array:
     return jax.lax.population_count(words).astype(jnp.int32)
 
 
-def before(words: jax.Array, end: jax.Array) -> jax.Array:
-    """The bits of each word that are before bit `end`, from 0 to 32."""
-    end = end.astype(jnp.uint32)
+def _lowest_bits(words: jax.Array, count: jax.Array) -> jax.Array:
+    """The lowest `count` set bits of each word."""
+    end = jnp.where(count > 0, _position(words, count - 1) + 1, 0).astype(jnp.uint32)
     # A shift by 32 is not defined.
     mask = jnp.where(end >= WORD, ~jnp.uint32(0), (jnp.uint32(1) << (end % WORD)) - 1)
     return words & mask
 
 
-def _lowest_bits(words: jax.Array, count: jax.Array) -> jax.Array:
-    """The lowest `count` set bits of each word."""
-    return before(words, jnp.where(count > 0, _position(words, count - 1) + 1, 0))
-
-
 def _position(words: jax.Array, rank: jax.Array) -> jax.Array:
-    """Where the set bit is that has `rank` set bits below it."""
-    position = jnp.zeros(words.shape, jnp.int32)
-    for width in (16, 8, 4, 2, 1):
-        below = _num_bits((words >> position.astype(jnp.uint32)) & ((1 << width) - 1))
+    """Where the set bit is that has `rank` set bits below it; from 0 to 31 if there is none."""
+    # Bits of each pair, of each four, and so on, side by side in a word.
+    of_2 = words - ((words >> 1) & 0x55555555)
+    of_4 = (of_2 & 0x33333333) + ((of_2 >> 2) & 0x33333333)
+    of_8 = (of_4 + (of_4 >> 4)) & 0x0F0F0F0F
+    of_16 = (of_8 + (of_8 >> 8)) & 0x00FF00FF
+    position = jnp.zeros(words.shape, jnp.uint32)
+    for width, sums, mask in (
+        (16, of_16, 31),
+        (8, of_8, 15),
+        (4, of_4, 7),
+        (2, of_2, 3),
+        (1, words, 1),
+    ):
+        below = ((sums >> position) & mask).astype(jnp.int32)
         is_higher = rank >= below
-        position += jnp.where(is_higher, width, 0)
+        position += jnp.where(is_higher, jnp.uint32(width), jnp.uint32(0))
         rank -= jnp.where(is_higher, below, 0)
-    return position
+    return position.astype(jnp.int32)

@@ -21,9 +21,3 @@ def sort_keys(scores: jax.Array) -> jax.Array:
     magnitude = bits & 0x7FFFFFFF
     keys = jnp.where(bits < 0, -magnitude, magnitude)
     return jnp.where(magnitude > _INFINITY, _NAN, keys)
-
-
-def float_of_key(keys: jax.Array) -> jax.Array:
-    """A float32 of each key, in bitwise total order as the keys are."""
-    bits = jnp.where(keys < 0, -keys | jnp.int32(-(1 << 31)), keys)
-    return jax.lax.bitcast_convert_type(bits, jnp.float32)

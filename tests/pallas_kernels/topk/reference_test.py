@@ -15,17 +15,7 @@ from pallas_kernels.topk import api, reference
 from tests.pallas_kernels.topk.ordered import chosen, hard_rows
 
 topk = jax.jit(functools.partial(api.masked_topk, implementation="reference"), static_argnums=1)
-by_counting_jit = jax.jit(reference.by_counting, static_argnums=2)
-by_threshold_jit = jax.jit(reference.by_threshold, static_argnums=(2, 3))
 SPECIAL = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, -np.nan, 1e-45, -1e-45, 3.4e38, -3.4e38]
-
-
-def by_threshold(scores, k, visible):
-    return by_threshold_jit(scores, visible, k, 8)
-
-
-def by_counting(scores, k, visible):
-    return by_counting_jit(scores, visible, k)
 
 
 def check(scores, k, visible, topk: Any = topk):
@@ -43,22 +33,27 @@ def test_hard_rows_match_a_stable_sort(count, k):
     check(scores, k, rng.integers(-1, count + 3, size=len(scores)))
 
 
-def test_long_rows_are_looked_into_where_the_threshold_is_reached():
+@pytest.fixture
+def looked_into(monkeypatch):
+    """Top-k with rows of a thousand entries taken for long ones, in groups of five rows."""
+    monkeypatch.setattr(reference, "_MIN_LONG", 700)
+    monkeypatch.setattr(reference, "_TOGETHER", 5100)
+    # Under a name of its own, since what is compiled is kept by function.
+    return jax.jit(lambda *args: reference.masked_topk(*args), static_argnums=2)
+
+
+def test_long_rows_are_looked_into_where_a_limit_is_reached(looked_into):
+    def topk(scores, k, visible):
+        return looked_into(scores, visible, k)
+
     rng = np.random.default_rng(5)
     rows = hard_rows(rng, 1003)
-    # Together, so that one row with many ties takes all of them the other way; then one by one.
-    check(rows, 20, np.full(len(rows), 1003), by_threshold)
+    check(rows, 20, np.full(len(rows), 1003), topk)
+    check(rows, 20, rng.integers(0, 1004, size=len(rows)), topk)
+    # One by one, so that no row takes the other way because of its neighbours.
     for row in rows:
-        check(row[None], 20, rng.integers(0, 1004, size=1), by_threshold)
-        check(row[None], 20, [1003], by_threshold)
-
-
-@pytest.mark.parametrize(("count", "k"), [(100, 40), (333, 300)])
-def test_thresholds_counted_over_the_whole_row(count, k):
-    rng = np.random.default_rng(6)
-    rows = hard_rows(rng, count)
-    check(rows, k, np.full(len(rows), count), by_counting)
-    check(rows, k, rng.integers(0, count + 1, size=len(rows)), by_counting)
+        check(row[None], 20, rng.integers(0, 1004, size=1), topk)
+        check(row[None], 20, [1003], topk)
 
 
 @hypothesis.given(
