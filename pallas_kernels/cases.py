@@ -32,6 +32,7 @@ class Case:
             "compile_soak" (further such shapes, which bring no other code of a kernel),
             "gpu" (run on a real one).
         donate: arrays that are donated.
+        pools: further arrays that are too large to be copied, even in part.
         instructions: for each matmul of `Target.matmul`, a pattern that its PTX must contain;
             empty for kernels without matrix products.
         tolerance: largest absolute difference from the reference relative to the largest
@@ -45,6 +46,7 @@ class Case:
     make: Callable[[np.random.Generator], tuple[np.ndarray, ...]]
     uses: frozenset[Use]
     donate: tuple[int, ...] = ()
+    pools: tuple[int, ...] = ()
     instructions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     tolerance: float = 0.0
 

@@ -107,6 +107,7 @@ def _case(
         shapes=arrays,
         make=functools.partial(make, shapes=arrays),
         uses=uses,
+        pools=(2,),
         instructions=instructions,
         tolerance=_TOLERANCE,
     )

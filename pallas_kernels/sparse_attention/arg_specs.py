@@ -111,6 +111,7 @@ def _case(name: str, uses: frozenset[Use], sizes: Sizes) -> Case:
         shapes=sizes.shapes(),
         make=functools.partial(make, sizes=sizes),
         uses=uses,
+        pools=(2, 5),
         # One kernel for all targets; see docs/kernels.md.
         instructions=dict.fromkeys(("mma", "wgmma", "tcgen05"), _INSTRUCTION),
         # Weights are rounded to bfloat16, relative to maxima that differ.

@@ -43,13 +43,17 @@ def report(case: Case, name: str, device: Any, folder: Path) -> CaseReport:
     """Compiles a case and reads what the compilers said."""
     with jax.default_device(device):
         matmul = target.current().matmul
-    donated = [case.shapes[i] for i in case.donate]
+    donated, pools = (
+        [case.shapes[i].size * case.shapes[i].dtype.itemsize for i in which]
+        for which in (case.donate, case.pools)
+    )
     made = CaseReport(
         kernel=case.kernel,
         case=case.name,
         target=name,
         pattern=case.instructions.get(matmul, "") if case.instructions else None,
-        donated_bytes=[s.size * s.dtype.itemsize for s in donated],
+        donated_bytes=donated,
+        pool_bytes=pools,
     )
     folder.mkdir(parents=True)
     os.environ["MOSAIC_GPU_DUMP_TO"] = str(folder)

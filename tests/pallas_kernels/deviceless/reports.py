@@ -31,6 +31,7 @@ class CaseReport:
         pattern: of the matrix instruction; None where none is due, "" where the case names none
             for this target.
         donated_bytes: of each donated array.
+        pool_bytes: of each further array that may not be copied.
         alias_bytes, temp_bytes: XLA's account of the executable.
         kernels: compiled for the case by Mosaic GPU.
         error: why it did not compile.
@@ -45,6 +46,7 @@ class CaseReport:
     temp_bytes: int = 0
     kernels: list[KernelNumbers] = dataclasses.field(default_factory=list)
     error: str = ""
+    pool_bytes: list[int] = dataclasses.field(default_factory=list)
 
     def problems(self) -> list[str]:
         """What must not be, in words; empty if all is well."""
@@ -61,8 +63,9 @@ class CaseReport:
             found.append(
                 f"{self.alias_bytes} bytes are updated in place, {sum(self.donated_bytes)} donated"
             )
-        if self.donated_bytes and self.temp_bytes * 2 > min(self.donated_bytes):
-            found.append(f"{self.temp_bytes} temporary bytes: as if a donated array were copied")
+        uncopied = self.donated_bytes + self.pool_bytes
+        if uncopied and self.temp_bytes * 2 > min(uncopied):
+            found.append(f"{self.temp_bytes} temporary bytes: as if one of {uncopied} were copied")
         return found
 
 

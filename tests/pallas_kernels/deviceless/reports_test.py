@@ -116,6 +116,7 @@ def test_each_thing_that_must_not_be_is_a_problem(texts, problem):
             {"donated_bytes": [4096], "alias_bytes": 4096, "temp_bytes": 4096},
             "4096 temporary bytes",
         ),
+        ({"pool_bytes": [4096], "temp_bytes": 4096}, "as if one of [4096] were copied"),
         ({"target": "sm_120a"}, "PTX of body_0 is for sm_100a, not sm_120a"),
     ],
 )
