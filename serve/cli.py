@@ -18,7 +18,7 @@ cache of each request travels between them, verified. `local` does both in one p
 
 first steps:
   python -m serve demo                       two processes, a few prompts, and the proof
-  python -m serve local                      a server in one process (a tiny random model)
+  python -m serve local                      a server in one process (a tiny trained model)
   python -m serve generate --target 127.0.0.1:7090 --prompt "Once upon a time"
   python -m serve chat --target 127.0.0.1:7090 --prompt "Who are you?"
 """
@@ -110,9 +110,9 @@ def _run(options: argparse.Namespace) -> int:
 
         return inspect_transfer.run(options)
     if options.command == "demo":
-        from serve import demo
+        from serve.demo import run
 
-        return demo.run(options.model, options.requests, options.max_tokens)
+        return run.run(options.model, options.requests, options.max_tokens)
     from serve.commands import inspect
 
     return inspect.profile(options) if options.command == "profile" else inspect.status(options)
@@ -337,7 +337,8 @@ audit itself failed.
         "others among them that it cancels on the way; then the same ones to a control, one at\n"
         "a time; and compares token by token, and digests of transfers at both ends. The\n"
         "control is --control, or a local server that is started here with the settings of\n"
-        "the deployment.",
+        "the deployment. The package's own model is asked exercises instead: how many of its\n"
+        "recalls and tool calls are right is reported too.",
     )
     _add_target(parser)
     control = parser.add_mutually_exclusive_group()
@@ -370,6 +371,11 @@ audit itself failed.
         action="store_false",
         help="compare tokens alone, not the bytes of the cache",
     )
+    parser.add_argument(
+        "--exercises",
+        action=argparse.BooleanOptionalAction,
+        help="ask what has right answers, and count them (default: of the package's own model)",
+    )
     parser.add_argument("--json", metavar="FILE", help="writes the report, all findings included")
 
 
@@ -398,17 +404,23 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser = _add_command(
         commands,
         "demo",
-        "starts prefill and decode, sends prompts, and checks the answers",
+        "starts prefill and decode, asks them questions, and checks the answers",
         """\
-example:
-  python -m serve demo --requests 6
+examples:
+  python -m serve demo
+  python -m serve demo --requests 16
+  python -m serve demo --model DIR --max-tokens 100
 """,
-        "Every answer is compared, token for token, with a single process that serves the same\n"
-        "prompts one at a time. The exit status is 1 if any token differs.",
+        "The tiny trained model of the package is asked to call a tool, to recall a fact from a\n"
+        "long text, and several such things at once; another model continues plain prompts. Every\n"
+        "answer is compared, token for token, with a single process that is asked the same, one\n"
+        "at a time. The exit status is 1 if any token differs.",
     )
-    parser.add_argument("--model", metavar="DIR", help="checkpoint (default: a tiny random model)")
-    parser.add_argument("--requests", type=int, default=6, metavar="N", help="default 6")
-    parser.add_argument("--max-tokens", type=int, default=48, metavar="N", help="default 48")
+    parser.add_argument("--model", metavar="DIR", help="checkpoint (default: the package's own)")
+    parser.add_argument("--requests", type=int, default=8, metavar="N", help="at once, default 8")
+    parser.add_argument(
+        "--max-tokens", type=int, default=48, metavar="N", help="of a plain prompt, default 48"
+    )
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:

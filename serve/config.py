@@ -38,7 +38,7 @@ class ConfigError(ValueError):
 
 
 def user_cache_dir() -> Path:
-    """The folder for what can be made again: the tiny model and compiled programs."""
+    """The folder for what can be made again: compiled programs."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if base else Path.home() / ".cache") / "dsv4"
 
@@ -108,7 +108,7 @@ class EngineSettings:
     """Model, memory and compiled shapes. Validated at construction."""
 
     model: Path | None = setting(
-        None, "checkpoint folder; without it a tiny random model is built once", metavar="DIR"
+        None, "checkpoint folder; without it the tiny trained model of the package", metavar="DIR"
     )
     compute_dtype: str = setting(
         "auto", "type of activations and plain weights", choices=("auto", "float32", "bfloat16")

@@ -1,41 +1,42 @@
-"""The model a server takes when it is given none: tiny, random, built once per user.
-
-Several processes may ask at the same time: each builds in a folder of its own and renames it into
-place; the first one wins. The folder is named after the model's fingerprint: software that builds
-another model does not take this one.
-"""
+"""The model a server takes when it is given none: the small trained one that the package ships."""
 
 from __future__ import annotations
 
-import logging
-import os
-import shutil
-import tempfile
+import functools
 from pathlib import Path
 
-# First digits of the fingerprint of what `dsv4.tiny` builds; a test compares.
-TINY_FINGERPRINT = "bd142dca0e8d"
+import dsv4
+from serve.config import ConfigError
 
-_LOG = logging.getLogger(__name__)
+FOLDER = Path(dsv4.__file__).parent / "tiny_model"
+FILES = ("config.json", "model.safetensors")
 
 
-def ensure_tiny_model(cache: Path) -> Path:
-    """The checkpoint folder of the tiny model below `cache`, built if it is not there."""
-    name = f"tiny-random-{TINY_FINGERPRINT}"
-    folder = cache / name
-    if (folder / "config.json").exists():
-        return folder
-    from dsv4.tiny import build_tiny_checkpoint
+def shipped_model() -> Path:
+    """The shipped checkpoint's folder.
 
-    cache.mkdir(parents=True, exist_ok=True)
-    _LOG.info("building a tiny model with random weights in %s", folder)
-    draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
-    try:
-        build_tiny_checkpoint(draft)
-        os.rename(draft, folder)
-    except OSError:
-        if not (folder / "config.json").exists():
-            raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return folder
+    Raises:
+      ConfigError: the package came without it.
+    """
+    missing = [name for name in FILES if not (FOLDER / name).is_file()]
+    if missing:
+        raise ConfigError(
+            "default model",
+            str(FOLDER),
+            f"{' and '.join(missing)} there, as the package ships it; --model DIR takes another",
+        )
+    return FOLDER
+
+
+def is_shipped(fingerprint: str) -> bool:
+    """Whether a model with this fingerprint is the shipped one."""
+    return fingerprint == _shipped_fingerprint(FOLDER)
+
+
+@functools.cache
+def _shipped_fingerprint(folder: Path) -> str | None:
+    from dsv4.checkpoint.fingerprint import model_fingerprint
+
+    if not all((folder / name).is_file() for name in FILES):
+        return None
+    return model_fingerprint(folder)

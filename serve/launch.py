@@ -14,8 +14,8 @@ from pathlib import Path
 from disagg.errors import DisaggError
 from dsv4.text.tokenizer import Tokenizer
 from serve.api.server import ApiServer, ListenError
-from serve.config import Config, ConfigError, user_cache_dir
-from serve.default_model import ensure_tiny_model
+from serve.config import Config, ConfigError
+from serve.default_model import shipped_model
 from serve.lifecycle import Signals, run_server
 from serve.logs import setup_logging
 from serve.progress import create_progress
@@ -70,8 +70,8 @@ async def _serve(role: str, config: Config) -> None:
 
 def _model_folder(config: Config) -> Path:
     if config.engine.model is None:
-        folder = ensure_tiny_model(user_cache_dir())
-        _LOG.info("no --model given: serving the tiny random model in %s", folder)
+        folder = shipped_model()
+        _LOG.info("no --model given: serving the tiny trained model in %s", folder)
         return folder
     return config.engine.model
 

@@ -168,5 +168,5 @@ def render_scores(deployment: Scores, control: Scores) -> list[str]:
             f"{group:<12}{ours.right} of {ours.answered} right, control {theirs.right} of "
             f"{theirs.answered}"
         )
-        lines += [f"{'':<12}{count} times: {flaw}" for flaw, count in sorted(ours.flaws.items())]
+        lines += [f"{'':<12}{count} x {flaw}" for flaw, count in sorted(ours.flaws.items())]
     return lines

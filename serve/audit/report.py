@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from serve.audit.exercises import Scores, render_scores, scores_to_json
 from serve.audit.verdict import CONFIDENCE, Verdict, confidence_interval
 
 CLEAN, CORRUPTED, INCOMPLETE, BROKEN = 0, 1, 3, 4
@@ -41,6 +42,7 @@ class AuditReport:
       cancelled: other sessions that were cancelled on the way.
       ended_before: those of them that had ended before.
       seconds: duration of the deployment's part.
+      scores: of the exercises, of deployment and control; None: the sessions had no right answers.
     """
 
     deployment: str
@@ -58,6 +60,7 @@ class AuditReport:
     cancelled: int
     ended_before: int
     seconds: float
+    scores: tuple[Scores, Scores] | None = None
 
     def _of(self, outcome: str) -> list[Verdict]:
         return [verdict for verdict in self.verdicts if verdict.outcome == outcome]
@@ -96,6 +99,7 @@ class AuditReport:
             "corruption_rate": not_right / total,
             "confidence": CONFIDENCE,
             "interval": [bounds.low, bounds.high],
+            "exercises": None if self.scores is None else scores_to_json(*self.scores),
             "seconds": round(self.seconds, 3),
             "status": {CLEAN: "clean", CORRUPTED: "corrupted"}.get(self.status, "incomplete"),
             "findings": [
@@ -126,6 +130,8 @@ class AuditReport:
                 f"bad calls  {found['bad_tool_calls']} answers of the deployment, "
                 f"{found['control_bad_tool_calls']} of the control"
             )
+        if self.scores is not None:
+            lines += render_scores(*self.scores)
         lines.append(_rate(found))
         worth = [v for v in self.verdicts if v.outcome != "identical"]
         worth += [v for v in self.verdicts if v.outcome == "identical" and v.bad_calls]

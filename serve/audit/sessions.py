@@ -71,6 +71,11 @@ class AuditSession:
     text: str | None = None
     conversation: dict[str, Any] | None = None
 
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """What the conversation declares."""
+        return self.conversation.get("tools", []) if self.conversation else []
+
 
 def make_sessions(
     count: int, seed: int, *, max_prompt: int, page_tokens: int, chats: bool

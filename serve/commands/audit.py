@@ -29,10 +29,16 @@ from serve.api.status import read_error
 from serve.audit import transfers
 from serve.audit.churn import Churned, Pace, all_at_once, churn
 from serve.audit.control import Mismatch, check_control, control_arguments, numerics_of
+from serve.audit.exercises import (
+    LEAST_PROMPT,
+    ExerciseSession,
+    Scores,
+    make_exercises,
+    score,
+)
 from serve.audit.report import BROKEN, AuditReport
 from serve.audit.sessions import (
     MIN_PROMPT,
-    TOOLS,
     AuditSession,
     make_cancelled,
     make_sessions,
@@ -40,6 +46,8 @@ from serve.audit.sessions import (
 from serve.audit.verdict import Answer, Call, bad_calls, judge, judge_cancelled
 from serve.client import Client, Prompt, Sampling
 from serve.config import ConfigError, parse_address
+from serve.default_model import is_shipped
+from serve.exercises import CALL_TOKENS
 from serve.processes import ProcessFailed, ServerProcess, stop_all
 from serve.results import ChatResult, Result
 
@@ -133,7 +141,11 @@ class _Audit:
         async with Client(address) as control:
             check_control(info, numerics, await control.server_info())
             page_tokens = int(numerics["page_tokens"])
-            room = info["max_context"] - options.max_tokens - 1  # one begins the sequence
+            chats = await self._has_chat(deployment)
+            exercises = self._asks_exercises(info, chats)
+            max_tokens = max(options.max_tokens, CALL_TOKENS) if exercises else options.max_tokens
+            self._sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
+            room = info["max_context"] - max_tokens - 1  # one begins the sequence
             if room < MIN_PROMPT:
                 raise ConfigError(
                     "flag --max-tokens",
@@ -142,13 +154,17 @@ class _Audit:
                     "without a prompt",
                 )
             max_prompt = min(options.max_prompt, room)
-            sessions = make_sessions(
-                options.sessions,
-                options.seed,
-                max_prompt=max_prompt,
-                page_tokens=page_tokens,
-                chats=await self._has_chat(deployment),
-            )
+            sessions: Sequence[AuditSession]
+            if exercises:
+                sessions = make_exercises(options.sessions, options.seed, max_prompt=max_prompt)
+            else:
+                sessions = make_sessions(
+                    options.sessions,
+                    options.seed,
+                    max_prompt=max_prompt,
+                    page_tokens=page_tokens,
+                    chats=chats,
+                )
             cancelled = make_cancelled(options.cancelled, options.seed, max_prompt=max_prompt)
             _say(
                 f"{len(sessions)} sessions at once to {deployment.target}, and {len(cancelled)} "
@@ -163,6 +179,22 @@ class _Audit:
             _say(f"the same, one at a time, to the control {address} ...")
             truth = [await self._ask(control, session) for session in sessions]
         return self._report(info, address, sessions, page_tokens, rounds, truth, seconds)
+
+    def _asks_exercises(self, info: dict[str, Any], chats: bool) -> bool:
+        """Whether the sessions are exercises: of the shipped model, or where they are asked for."""
+        wanted = self._options.exercises
+        max_tokens = max(self._options.max_tokens, CALL_TOKENS)
+        room = min(self._options.max_prompt, info["max_context"] - max_tokens - 1)
+        possible = chats and room >= LEAST_PROMPT
+        if wanted and not possible:
+            raise ConfigError(
+                "flag --exercises",
+                f"prompts of at most {room} tokens" if chats else "no chat format",
+                f"a deployment with a chat format, and prompts of at least {LEAST_PROMPT} tokens",
+            )
+        if wanted is None:
+            return possible and is_shipped(info["model_fingerprint"])
+        return wanted
 
     async def _round(
         self,
@@ -222,7 +254,7 @@ class _Audit:
                 answer,
                 right,
                 page_tokens=page_tokens,
-                tools=TOOLS if session.conversation else (),
+                tools=session.tools,
                 unverified=flaws or (),
             )
             for number, one in enumerate(rounds, 1)
@@ -259,6 +291,7 @@ class _Audit:
             cancelled=len(cancelled),
             ended_before=sum(end.ended_before for end in cancelled),
             seconds=seconds,
+            scores=_scores(sessions, flat, truth),
         )
 
     async def _start_control(
@@ -313,7 +346,18 @@ class _Audit:
 
 def _with_bad_calls(sessions: Sequence[AuditSession], answers: Sequence[Answer]) -> int:
     pairs = zip(sessions, answers, strict=True)
-    return sum(bool(bad_calls(answer, TOOLS)) for session, answer in pairs if session.conversation)
+    return sum(bool(bad_calls(answer, session.tools)) for session, answer in pairs if session.tools)
+
+
+def _scores(
+    sessions: Sequence[AuditSession], answers: Sequence[Answer], truth: Sequence[Answer]
+) -> tuple[Scores, Scores] | None:
+    """Of the deployment, all rounds together, and of the control; None without exercises."""
+    exercises = [session for session in sessions if isinstance(session, ExerciseSession)]
+    if not exercises:
+        return None
+    rounds = len(answers) // len(exercises)
+    return score(exercises * rounds, answers), score(exercises, truth)
 
 
 def _of_text(result: Result) -> Answer:

@@ -66,7 +66,7 @@ def test_scores_count_the_right_answers_of_each_group():
     assert render_scores(deployment, control) == [
         "calls       1 of 1 right, control 1 of 1",
         "recall 512  0 of 1 right, control 2 of 2",
-        "            1 times: another text was wanted",
+        "            1 x another text was wanted",
         "recall 2048 1 of 1 right, control 1 of 1",
     ]
     found = scores_to_json(deployment, control)

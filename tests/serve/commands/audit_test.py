@@ -7,6 +7,7 @@ import pytest
 from dsv4.text import ByteTokenizer
 from serve.audit.control import NUMERIC_SETTINGS
 from serve.cli import main
+from serve.exercises import CALL_TOKENS
 from tests.disagg.transfer_log_test import row
 from tests.serve.commands.generate_test import server
 from tests.serve.fake_engine import FakeEngine
@@ -43,6 +44,29 @@ def test_a_deployment_that_answers_something_else_exits_with_1_and_the_place(cap
     assert audit(engine(text=f"It pours.{EOS}"), engine()) == 1
     out = capsys.readouterr().out
     assert "different  3" in out and "differs from token 3 on (drawn by decode" in out
+
+
+def test_exercises_have_right_answers_which_are_counted(capsys, tmp_path):
+    flags = ("--exercises", "--sessions", "8", "--json", str(tmp_path / "a.json"))
+    deployment = engine()
+    assert audit(deployment, engine(), *flags) == 0
+    out = capsys.readouterr().out
+    assert "calls       0 of 3 right, control 0 of 3" in out
+    assert "3 x no call, and one was wanted" in out
+    assert "recall 1024 0 of 1 right, control 0 of 1" in out and out.endswith("clean\n")
+    found = json.loads((tmp_path / "a.json").read_text())["exercises"]
+    assert found["calls"]["deployment"]["answered"] == 3
+    asked = [r for r in deployment.seen if r.chat is not None and "cancelled" not in r.request_id]
+    assert {r.sampling.max_tokens for r in asked[1:]} == {CALL_TOKENS}
+
+
+@pytest.mark.parametrize(
+    "flags, seen",
+    [(("--max-prompt", "300"), "at most 300 tokens"), (("--max-tokens", "3900"), "at most 195")],
+)
+def test_exercises_need_room(flags, seen, capsys):
+    assert audit(engine(), engine(), "--exercises", *flags) == 2
+    assert f"flag --exercises: seen 'prompts of {seen}" in capsys.readouterr().err
 
 
 def test_a_report_that_cannot_be_written_is_printed_all_the_same(capsys, tmp_path):

@@ -1,0 +1,1 @@
+"""`python -m serve demo`: prefill and decode as two real processes, and the proof."""
