@@ -4,6 +4,7 @@ The shipped model, in process, over the paged cache: all prompts are prefilled u
 token, the fault strikes the index-K pages as a bad hand-over would, and the answers are decoded.
 """
 
+import dataclasses
 import random
 
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.soak
 
 NUM_PROMPTS, NUM_BYTES = 24, 1024
 CHUNK, PAGES = 256, 8  # tokens of a prefill step; pages of a request
-GUESSED_AT_MOST = 0.3
+GUESSED_AT_MOST = 0.25
 """Of the answers; a guess among the facts of the prompt is right one time in eight."""
 
 TOKENIZER = ByteTokenizer()
@@ -28,15 +29,10 @@ TOKENIZER = ByteTokenizer()
 
 @pytest.fixture(scope="module")
 def exercises() -> list[tasks.Exercise]:
-    return [
-        tasks.recall(
-            random.Random(f"fault {index}"),
-            NUM_BYTES,
-            num_facts=tasks.num_facts(NUM_BYTES),
-            margin=evaluation.MARGIN,
-        )
-        for index in range(NUM_PROMPTS)
-    ]
+    draws = [random.Random(f"fault {index}") for index in range(NUM_PROMPTS)]
+    facts = tasks.num_facts(NUM_BYTES)
+    asked = [tasks.recall(r, NUM_BYTES, num_facts=facts, margin=evaluation.MARGIN) for r in draws]
+    return [dataclasses.replace(exercise, thinking=False) for exercise in asked]
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +101,6 @@ def shuffled(pages: np.ndarray) -> np.ndarray:
 
 def test_recall_falls_to_guessing_without_the_right_index_keys(model, prefilled, exercises):
     least = evaluation.RECALL_AT_LEAST[NUM_BYTES]
-    assert share_right(model, prefilled, exercises, lambda pages: pages) >= least - 0.05
+    assert share_right(model, prefilled, exercises, lambda pages: pages) >= least
     assert share_right(model, prefilled, exercises, np.zeros_like) <= GUESSED_AT_MOST
     assert share_right(model, prefilled, exercises, shuffled) <= GUESSED_AT_MOST
