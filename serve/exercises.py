@@ -5,27 +5,16 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-import random
 from collections.abc import Sequence
 
 from dsv4.text.special_tokens import DSML
-from dsv4.training import tasks
-from dsv4.training.tasks import Answer, Exercise
+from dsv4.training.tasks import Answer
 
 CALL_TOKENS = 224
 """Enough for the longest right call; one with two arguments has up to 190 tokens."""
 
 TEXT_TOKENS = 48
 """Enough for the longest right text."""
-
-
-MARGIN = 128
-"""No fact begins so near to the end of its text, in bytes: a window alone recalls none."""
-
-
-def recall_exercise(rng: random.Random, num_bytes: int) -> Exercise:
-    """A text of so many bytes with facts in it, and a question for one of them."""
-    return tasks.recall(rng, num_bytes, num_facts=tasks.num_facts(num_bytes), margin=MARGIN)
 
 
 class Flaw(enum.StrEnum):

@@ -28,9 +28,6 @@ RECALL_AT_LEAST = {1024: 0.95, 2048: 0.85}
 CALLS_AT_LEAST = 0.97
 """Shares of exercises that the shipped model must get right."""
 
-MARGIN = 128
-"""No fact begins so near to the end of the filler: two windows."""
-
 Greedy = Callable[[np.ndarray], np.ndarray]
 """Tokens [B, T] -> the most likely next token at each place [B, T]."""
 
@@ -59,10 +56,7 @@ def at_least(name: str) -> float | None:
 
 def recall_set(num_bytes: int, count: int, seed: int = 0) -> list[Exercise]:
     """Recall in so much filler, one question each."""
-    return [
-        tasks.recall(rng, num_bytes, num_facts=tasks.num_facts(num_bytes), margin=MARGIN)
-        for rng in _draws(f"recall {num_bytes}", count, seed)
-    ]
+    return [tasks.far_recall(rng, num_bytes) for rng in _draws(f"recall {num_bytes}", count, seed)]
 
 
 def calls_set(count: int, seed: int = 0) -> list[Exercise]:

@@ -104,6 +104,6 @@ def recipe() -> Recipe:
             Stage(500, 256, 16, {"recall": 0.9, "plain": 0.1}, sparse=False),
             Stage(200, 512, 8, {"recall": 0.85, "plain": 0.15}, sparse=False),
             Stage(300, 1024, 4, {"recall": 0.85, "plain": 0.15}, sparse=True),
-            Stage(700, 2560, 3, {"recall": 0.5, "calls": 0.4, "plain": 0.1}, sparse=True),
+            Stage(330, 2560, 3, {"recall": 0.5, "calls": 0.4, "plain": 0.1}, sparse=True),
         )
     )

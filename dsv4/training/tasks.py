@@ -134,6 +134,15 @@ def num_facts(num_bytes: int) -> int:
     return min(16, max(4, num_bytes // 128))
 
 
+MARGIN = 128
+"""Bytes at the end of the filler of `far_recall` in which no fact begins: two windows."""
+
+
+def far_recall(rng: random.Random, num_bytes: int) -> Exercise:
+    """Recall as it is asked in demos, audits and evaluations: one question, out of the window."""
+    return recall(rng, num_bytes, num_facts=num_facts(num_bytes), margin=MARGIN)
+
+
 # --- tools
 
 

@@ -15,7 +15,7 @@ from dsv4.training import tasks
 from dsv4.training.tasks import Exercise
 from serve.audit.sessions import AuditSession
 from serve.audit.verdict import Answer
-from serve.exercises import Mark, mark, recall_exercise
+from serve.exercises import Mark, mark
 
 RECALL_BYTES = (256, 512, 1024, 2048)
 """Sizes of the texts in which facts are to be found."""
@@ -76,7 +76,7 @@ def make_exercise(group: str, index: int, rng: random.Random) -> ExerciseSession
 
 
 def _recall(num_bytes: int) -> Callable[[random.Random], Exercise]:
-    return lambda rng: recall_exercise(rng, num_bytes)
+    return lambda rng: tasks.far_recall(rng, num_bytes)
 
 
 _MAKE: dict[str, Callable[[random.Random], Exercise]] = {

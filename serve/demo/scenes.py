@@ -13,7 +13,7 @@ from typing import Any
 
 from dsv4.training import tasks
 from dsv4.training.tasks import Answer, Exercise
-from serve.exercises import answer_tokens, recall_exercise
+from serve.exercises import answer_tokens
 
 RECALL_BYTES = 1900
 """With question and answer still within 2,048 tokens: beyond are more programs to compile."""
@@ -112,7 +112,7 @@ def recall_scene(window: int) -> RecallScene:
 
     exercise = _first(
         "recall",
-        lambda rng: recall_exercise(rng, RECALL_BYTES),
+        lambda rng: tasks.far_recall(rng, RECALL_BYTES),
         lambda exercise: distance(exercise) > 8 * window and not exercise.thinking,
     )
     text = _text(exercise).partition("\n")[0]
@@ -124,13 +124,13 @@ def recall_scene(window: int) -> RecallScene:
 def together(count: int) -> list[Question]:
     """`count` exercises of all kinds, no two the same."""
     kinds: tuple[Callable[[random.Random], Exercise], ...] = (
-        lambda rng: recall_exercise(rng, RECALL_BYTES),
+        lambda rng: tasks.far_recall(rng, RECALL_BYTES),
         tasks.calls,
         tasks.plain,
-        lambda rng: recall_exercise(rng, 1024),
+        lambda rng: tasks.far_recall(rng, 1024),
         tasks.calls,
         lambda rng: tasks.plain(rng, with_tools=True),
-        lambda rng: recall_exercise(rng, 512),
+        lambda rng: tasks.far_recall(rng, 512),
         tasks.calls,
     )
     return [

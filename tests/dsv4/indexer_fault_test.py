@@ -30,8 +30,7 @@ TOKENIZER = ByteTokenizer()
 @pytest.fixture(scope="module")
 def exercises() -> list[tasks.Exercise]:
     draws = [random.Random(f"fault {index}") for index in range(NUM_PROMPTS)]
-    facts = tasks.num_facts(NUM_BYTES)
-    asked = [tasks.recall(r, NUM_BYTES, num_facts=facts, margin=evaluation.MARGIN) for r in draws]
+    asked = [tasks.far_recall(rng, NUM_BYTES) for rng in draws]
     return [dataclasses.replace(exercise, thinking=False) for exercise in asked]
 
 

@@ -35,7 +35,7 @@ def test_the_code_asked_for_stands_once_in_the_filler_before_the_margin(num_byte
         name = question.rstrip("?.").split()[-1]
         fact = f"The code of {name} is {exercise.answer.content}."
         assert filler.count(fact) == 1 and filler.count(f" {name} ") == 1
-        assert len(filler) - filler.index(fact) > evaluation.MARGIN
+        assert len(filler) - filler.index(fact) > tasks.MARGIN
         assert num_bytes - 60 < len(filler) <= num_bytes
         assert filler.count("The code of") == tasks.num_facts(num_bytes)
 
