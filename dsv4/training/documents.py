@@ -1,13 +1,16 @@
 """Exercises as token ids with loss weights, and batches of them.
 
 Tokens of the assistant's answers, end of sequence included, count fully; what users and the format
-say counts little, but is learned too: it teaches the layers below what text looks like.
+say counts little, but is learned too: it teaches the layers below what text looks like. The values
+of a call's arguments count most: they are few, and all that a call does not have in common with
+others.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import random
+import re
 
 import numpy as np
 
@@ -20,9 +23,16 @@ from dsv4.training import tasks
 from dsv4.training.tasks import Exercise
 
 CONTEXT_WEIGHT = 0.03
+VALUE_WEIGHT = 8.0
 
 _TOKENIZER = ByteTokenizer()
 _IDS = _TOKENIZER.special_tokens
+
+# One character a token: bytes as they are, control tokens beyond them.
+_CHARACTERS = [chr(0xE000 + i) for i in range(_TOKENIZER.vocab_size)]
+for _byte in range(256):
+    _CHARACTERS[_TOKENIZER.encode("\0")[0] + _byte] = chr(_byte)
+_VALUE = re.compile('string="(?:true|false)">([^<]+)<')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +80,8 @@ def make_batch(
     Args:
       mixture: share of each kind of exercise.
       size: documents.
-      length: tokens of each; "calls" need 2,048.
+      length: tokens of each. A document of calls that has no room for the tools block is the end
+        of a longer one.
     """
     tokens = np.full((size, length), _IDS[special_tokens.PAD], np.int32)
     weights = np.zeros((size, length), np.float32)
@@ -80,12 +91,23 @@ def make_batch(
         ids, is_answer = _fitting(rng, kind, length)
         tokens[row, : len(ids)] = ids
         answers[row, : len(ids)] = is_answer
-        weights[row, : len(ids)] = np.where(is_answer, 1.0, CONTEXT_WEIGHT)
+        weights[row, : len(ids)] = _weights(ids, is_answer)
     return Batch(tokens, weights, answers)
+
+
+def _weights(ids: list[int], is_answer: list[bool]) -> np.ndarray:
+    weights = np.where(is_answer, 1.0, CONTEXT_WEIGHT)
+    for value in _VALUE.finditer("".join(_CHARACTERS[token] for token in ids)):
+        if is_answer[value.start(1)]:
+            weights[slice(*value.span(1))] = VALUE_WEIGHT
+    return weights
 
 
 def _fitting(rng: random.Random, kind: tasks.Kind, length: int) -> tuple[list[int], list[bool]]:
     """One document: as many turns of an exercise as fit."""
+    if kind == "calls" and length < _TOOLS_BLOCK + _CALL:
+        ids, is_answer = encode(tasks.calls(rng, num_turns=2 + length // _CALL))
+        return ids[-length:], is_answer[-length:]
     while True:
         exercise = _draw(rng, kind, length)
         while exercise.turns:

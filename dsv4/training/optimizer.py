@@ -16,8 +16,13 @@ _NOT_MUON = ("embed.", "head.", "hc_", ".ape")
 
 def make_optimizer(recipe: Recipe, parameters: Parameters) -> optax.GradientTransformation:
     """An optimizer for these parameters, by path."""
-    rate = optax.warmup_cosine_decay_schedule(
-        0.0, recipe.learning_rate, recipe.warmup, recipe.steps, recipe.learning_rate / 20
+    highest, fall = recipe.learning_rate, recipe.steps - recipe.decay
+    rate = optax.join_schedules(
+        [
+            optax.linear_schedule(0.0, highest, recipe.warmup),
+            optax.linear_schedule(highest, highest / 50, recipe.decay),
+        ],
+        [fall],
     )
     dimensions = {path: _dimensions(path, value.ndim) for path, value in parameters.items()}
     return optax.chain(

@@ -64,9 +64,8 @@ class Recipe:
 
     Attributes:
       stages: one after the other.
-      learning_rate: the highest; it rises over `warmup` steps and falls along a cosine to a
-        twentieth.
-      warmup: steps.
+      learning_rate: the highest; it rises over `warmup` steps and falls over the last `decay` ones.
+      warmup, decay: steps.
       weight_decay: of matrices.
       indexer_loss, balance_loss: weights of the auxiliary losses.
       bias_step: by how much a step moves the bias of an expert that had more or less than its
@@ -77,6 +76,7 @@ class Recipe:
     stages: tuple[Stage, ...]
     learning_rate: float = 4e-3
     warmup: int = 100
+    decay: int = 420
     weight_decay: float = 0.01
     indexer_loss: float = 0.1
     balance_loss: float = 0.01
@@ -104,6 +104,9 @@ def recipe() -> Recipe:
             Stage(500, 256, 16, {"recall": 0.9, "plain": 0.1}, sparse=False),
             Stage(200, 512, 8, {"recall": 0.85, "plain": 0.15}, sparse=False),
             Stage(300, 1024, 4, {"recall": 0.85, "plain": 0.15}, sparse=True),
-            Stage(330, 2560, 3, {"recall": 0.5, "calls": 0.4, "plain": 0.1}, sparse=True),
+            Stage(300, 2560, 3, {"recall": 0.5, "calls": 0.4, "plain": 0.1}, sparse=True),
+            Stage(300, 512, 8, {"recall": 0.2, "calls": 0.7, "plain": 0.1}, sparse=False),
+            Stage(100, 1024, 4, {"recall": 0.2, "calls": 0.7, "plain": 0.1}, sparse=True),
+            Stage(120, 2560, 3, {"recall": 0.4, "calls": 0.5, "plain": 0.1}, sparse=True),
         )
     )

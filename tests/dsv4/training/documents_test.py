@@ -63,6 +63,26 @@ def test_a_batch_is_full_padded_and_weighed():
     padding = batch.tokens == TOKENIZER.special_tokens[special_tokens.PAD]
     assert batch.tokens.shape == batch.weights.shape == batch.answers.shape == (8, 2560)
     assert padding.mean() < 0.2
-    assert set(np.unique(batch.weights)) == {0.0, np.float32(documents.CONTEXT_WEIGHT), 1.0}
-    np.testing.assert_array_equal(batch.weights == 1.0, batch.answers)
+    weights = {0.0, np.float32(documents.CONTEXT_WEIGHT), 1.0, documents.VALUE_WEIGHT}
+    assert set(np.unique(batch.weights)) == weights
+    np.testing.assert_array_equal(batch.weights >= 1.0, batch.answers)
     np.testing.assert_array_equal(batch.weights == 0.0, padding)
+
+
+@pytest.mark.parametrize("length", [512, 2560])
+def test_values_of_arguments_count_most_and_nothing_else_does(length):
+    batch = documents.make_batch(random.Random(1), {"calls": 1.0}, 4, length)
+    for ids, weights in zip(batch.tokens, batch.weights, strict=True):
+        heavy = "".join(
+            TOKENIZER.decode([token]) if weight == documents.VALUE_WEIGHT else " "
+            for token, weight in zip(ids.tolist(), weights, strict=True)
+        ).split()
+        said = TOKENIZER.decode(ids.tolist())
+        assert heavy and all(f">{value}<" in said or said.startswith(value) for value in heavy)
+        assert len(heavy) >= said.count('string="true">') + said.count('string="false">') - 2
+
+
+def test_short_documents_of_calls_are_the_ends_of_longer_ones():
+    batch = documents.make_batch(random.Random(2), {"calls": 1.0}, 4, 512)
+    assert (batch.tokens[:, -1] == TOKENIZER.eos_id).all()
+    assert (batch.tokens != TOKENIZER.special_tokens[special_tokens.PAD]).all()

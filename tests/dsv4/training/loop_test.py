@@ -24,6 +24,7 @@ PLAN = Recipe(
         Stage(3, 128, 2, {"plain": 1.0}, sparse=False),
     ),
     warmup=1,
+    decay=3,
 )
 
 
