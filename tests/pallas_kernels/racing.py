@@ -8,6 +8,9 @@ Every test that uses it has a timeout of its own: a kernel that waits for nothin
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -79,3 +82,24 @@ def expect_race_as_it_is(call: Callable[[], Any], words: str = "RACE DETECTED") 
             jax.block_until_ready(call())
     finally:
         jax.clear_caches()
+
+
+def expect_race_or_hang(call: Callable[[], Any], words: str) -> None:
+    """The call must race, or hang: in a process of its own, which can be killed.
+
+    Here it could not: threads of XLA that wait for a barrier wait for ever, and with them all that
+    is interpreted later.
+
+    Args:
+        call: a function of a module; detects races itself.
+        words: what the interpreter says of the race.
+    """
+    program = f"from {call.__module__} import {call.__name__} as call; call()"
+    command = [sys.executable, "-c", program]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S / 2)
+    except subprocess.TimeoutExpired as expired:
+        # It must have got as far as the kernel: what fails to start says so at once.
+        assert b"Error" not in (expired.stderr or b""), expired.stderr
+        return
+    assert run.returncode != 0 and re.search(words, run.stderr), run.stderr[-3000:]
