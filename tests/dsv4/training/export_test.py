@@ -30,6 +30,7 @@ def test_the_shipped_model_has_the_recipes_shape_and_is_small(shipped):
     assert stored["layers.0.attn.wkv.weight"].dtype == "BF16"
 
 
+@pytest.mark.soak
 def test_served_logits_are_those_of_the_training_forward(shipped):
     ids = documents.encode(evaluation.recall_set(1024, 1)[0])[0]
     tokens = np.zeros((1, -(-len(ids) // 128) * 128), np.int32)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from dsv4.layers import rope_frequencies, rope_table
@@ -21,6 +22,7 @@ def test_sparse_logits_are_golden(tiny):
     np.testing.assert_allclose(auxiliary.load.sum(axis=1), 1.0, rtol=1e-5)
 
 
+@pytest.mark.soak
 def test_nothing_but_the_indexer_learns_from_the_indexers_loss(small):
     config, layer = small.config, small.model.layers[1]
     positions = jnp.arange(128, dtype=jnp.int32)
