@@ -104,9 +104,9 @@ def recipe() -> Recipe:
             Stage(500, 256, 16, {"recall": 0.9, "plain": 0.1}, sparse=False),
             Stage(200, 512, 8, {"recall": 0.85, "plain": 0.15}, sparse=False),
             Stage(300, 1024, 4, {"recall": 0.85, "plain": 0.15}, sparse=True),
-            Stage(300, 2560, 3, {"recall": 0.5, "calls": 0.4, "plain": 0.1}, sparse=True),
-            Stage(300, 512, 8, {"recall": 0.2, "calls": 0.7, "plain": 0.1}, sparse=False),
-            Stage(100, 1024, 4, {"recall": 0.2, "calls": 0.7, "plain": 0.1}, sparse=True),
-            Stage(120, 2560, 3, {"recall": 0.4, "calls": 0.5, "plain": 0.1}, sparse=True),
+            Stage(240, 2560, 3, {"recall": 0.5, "calls": 0.4, "plain": 0.1}, sparse=True),
+            Stage(520, 512, 8, {"recall": 0.2, "calls": 0.7, "plain": 0.1}, sparse=False),
+            Stage(260, 1024, 4, {"recall": 0.2, "calls": 0.7, "plain": 0.1}, sparse=True),
+            Stage(160, 2560, 3, {"recall": 0.4, "calls": 0.5, "plain": 0.1}, sparse=True),
         )
     )
