@@ -12,7 +12,7 @@ import collections
 import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -130,6 +130,7 @@ class IncomingTransfer:
         self._hub, self._stub, self._peer = hub, stub, peer
         self._request, self._plan, self._sink = request, plan, sink
         self._vocab_size = vocab_size
+        self._call: Any = None
         self._outgoing: asyncio.Queue[pb.ToPrefill | None] = asyncio.Queue()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._receiving = Receiving(
@@ -144,7 +145,14 @@ class IncomingTransfer:
         self._verify_seconds = self._admit_seconds = 0.0
 
     def fail(self, error: DisaggError) -> None:
-        """Ends the attempt with an error; the first one counts."""
+        """Ends the attempt with an error; the first one counts.
+
+        A lost prefill does not end one of which everything has come.
+        """
+        if isinstance(error, PeerLost) and self._receiving.lost():
+            if self._call is not None:
+                self._call.cancel()
+            return
         self._receiving.end()
         if not self._failure.done():
             self._failure.set_exception(error)
@@ -159,7 +167,7 @@ class IncomingTransfer:
             return await self._run()
 
     async def _run(self) -> FetchResult:
-        call = self._stub.Transfer()
+        self._call = call = self._stub.Transfer()
         try:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._raise_failure())
@@ -217,7 +225,6 @@ class IncomingTransfer:
         try:
             async with asyncio.timeout(limit):
                 finished = await self._finished
-                self._outgoing.put_nowait(None)
                 for end in ends:
                     await end
         except TimeoutError:
@@ -241,7 +248,7 @@ class IncomingTransfer:
         )
         # A write after the call ended says nothing: its status is what the reader raises.
         over = contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError)
-        with self._rpc_errors(), over:
+        with self._needed_no_more(), self._rpc_errors(), over:
             await call.write(pb.ToPrefill(start=start))
             while (message := await self._outgoing.get()) is not None:
                 with self._hub.trace("disagg.ack" if message.HasField("ack") else "disagg.grant"):
@@ -249,15 +256,16 @@ class IncomingTransfer:
             await call.done_writing()
 
     async def _read(self, call: Any) -> None:
-        with self._rpc_errors():
-            async for message in call:
-                try:
-                    self._take(message)
-                except DataLoss as error:
-                    raise DataLoss(f"{self._peer}: {error.message}") from None
-        if not self._finished.done():
-            raise PeerLost(f"{self._peer}: the transfer's stream ended before it was finished")
-        self._receiving.closed()
+        with self._needed_no_more():
+            with self._rpc_errors():
+                async for message in call:
+                    try:
+                        self._take(message)
+                    except DataLoss as error:
+                        raise DataLoss(f"{self._peer}: {error.message}") from None
+            if not self._finished.done():
+                raise PeerLost(f"{self._peer}: the transfer's stream ended before it was finished")
+            self._receiving.closed()
 
     def _take(self, message: pb.ToDecode) -> None:
         kind = message.WhichOneof("message")
@@ -276,6 +284,7 @@ class IncomingTransfer:
             receiving.finished()
             if not receiving.ended:
                 self._finished.set_result(message.finished)
+                self._end_if_all_is_said()
         else:
             raise self._violation("message", kind, "a known message")
 
@@ -286,24 +295,45 @@ class IncomingTransfer:
     def _violation(self, field: str, seen: object, expected: str) -> DataLoss:
         return DataLoss(f"{field}: got {seen!r}, expected {expected}")
 
+    def _end_if_all_is_said(self) -> None:
+        """Behind the last acknowledgement and prefill's last word: this side ends its stream.
+
+        Prefill waits for that, so that it is not gone before its last word was read.
+        """
+        if self._receiving.has_everything:
+            self._outgoing.put_nowait(None)
+
+    @contextlib.contextmanager
+    def _needed_no_more(self) -> Iterator[None]:
+        """Takes the loss of prefill for no error where everything of the attempt has come."""
+        try:
+            yield
+        except PeerLost:
+            if not self._receiving.lost():
+                raise
+
     async def _ask_now_and_then(self) -> None:
         """Finds out by Status what lost messages would have said."""
-        while True:
-            await asyncio.sleep(STATUS_INTERVAL_S)
-            waiting = {i: w for i, w in self._watches.items() if w.written_at is None}
-            if not waiting:
-                continue
-            with self._rpc_errors():
-                report = await self._stub.Status(self.ref, timeout=STATUS_INTERVAL_S * 2)
-            waiting = {i: w for i, w in waiting.items() if self._watches.get(i) is w}
-            if waiting and report.state != pb.TRANSFER_STATE_RUNNING:
-                raise PeerLost(
-                    f"{self._peer}: prefill no longer runs the transfer "
-                    f"({pb.TransferState.Name(report.state)})"
-                )
-            for posted in report_from_proto(report)[1]:
-                if posted.state is PostedState.WRITTEN:
-                    self._note_written(posted.slab_index, posted.lease_epoch)
+        with self._needed_no_more():
+            while not self._receiving.has_everything:
+                await asyncio.sleep(STATUS_INTERVAL_S)
+                await self._ask_once()
+
+    async def _ask_once(self) -> None:
+        waiting = {i: w for i, w in self._watches.items() if w.written_at is None}
+        if not waiting:
+            return
+        with self._rpc_errors():
+            report = await self._stub.Status(self.ref, timeout=STATUS_INTERVAL_S * 2)
+        waiting = {i: w for i, w in waiting.items() if self._watches.get(i) is w}
+        if waiting and report.state != pb.TRANSFER_STATE_RUNNING:
+            raise PeerLost(
+                f"{self._peer}: prefill no longer runs the transfer "
+                f"({pb.TransferState.Name(report.state)})"
+            )
+        for posted in report_from_proto(report)[1]:
+            if posted.state is PostedState.WRITTEN:
+                self._note_written(posted.slab_index, posted.lease_epoch)
 
     def _rpc_errors(self) -> contextlib.AbstractContextManager[None]:
         return rpc.typed_errors(self._peer)
@@ -359,6 +389,7 @@ class IncomingTransfer:
             return
         ack = pb.Ack(slab_index=index, lease_epoch=lease.epoch)
         self._outgoing.put_nowait(pb.ToPrefill(ack=ack))
+        self._end_if_all_is_said()
         self._rows_acknowledged += len(slab.segments)
         began = time.perf_counter()
         with self._hub.trace("disagg.admit"):

@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 2.0
 DRAIN_LOOK_S = (0.005, 0.1)
+LAST_WORD_TIMEOUT_S = 10.0
+"""For decode to read Finished and to end its half of the stream."""
 
 Send = Callable[[Any], Awaitable[object]]
 """Sends one message on a stream."""
@@ -141,7 +143,7 @@ class PrefillService:
         self._executor.shutdown(wait=True)
 
     async def drain(self) -> None:
-        """Returns when no attempt is left: each delivered and acknowledged, or ended early."""
+        """Returns when no attempt is left: each delivered and known to be, or ended early."""
         pacer = Pacer(*DRAIN_LOOK_S)
         while self._jobs or any(session.jobs for session in self._sessions.values()):
             await pacer.sleep()
@@ -252,7 +254,7 @@ class PrefillService:
     # --- attempts ------------------------------------------------------------------------------
 
     async def run_transfer(self, stream: AsyncIterable[pb.ToPrefill], send: Send) -> None:
-        """One attempt from Start to the last acknowledgement.
+        """One attempt from Start to the end of decode's stream, which has read all then.
 
         Raises:
             DisaggError: it was refused, failed or was given up.
@@ -268,6 +270,7 @@ class PrefillService:
         reader = asyncio.create_task(self._read(job, seal.checked(messages)))
         try:
             await job.pump(lambda message: send(seal.sign(message)))
+            await asyncio.wait([reader], timeout=LAST_WORD_TIMEOUT_S)
         except (grpc.aio.UsageError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:
             raise PeerLost(f"transfer: its stream broke: {error}") from error
         finally:

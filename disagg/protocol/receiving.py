@@ -111,7 +111,7 @@ class AttemptState(enum.Enum):
     STARTED = "started"  # Start was sent
     ACCEPTED = "accepted"  # prefill has the same plan
     FINISHED = "finished"  # the first token is known; slabs may still be on their way
-    CLOSED = "closed"  # prefill has every acknowledgement; the last slabs are being admitted
+    CLOSED = "closed"  # prefill has no more to say; the last slabs are being admitted
     COMPLETE = "complete"  # everything is admitted
     ENDED = "ended"  # early
 
@@ -149,6 +149,8 @@ ATTEMPT_TABLE: Table[AttemptState, AttemptEvent] = Table(
         (_A.ACCEPTED, _V.ALL_ADMITTED): "not finished",
         (_A.FINISHED, _V.ALL_ADMITTED): "not closed",
         (_A.COMPLETE, _V.END): "complete",
+        (_A.CLOSED, _V.CLOSED): "closed before",
+        (_A.COMPLETE, _V.CLOSED): "closed before",
         **{(_A.ENDED, event): "ended" for event in _V},
     },
     refused={
@@ -167,7 +169,7 @@ ATTEMPT_TABLE: Table[AttemptState, AttemptEvent] = Table(
         **{
             (state, event): "no message after the end"
             for state in (_A.CLOSED, _A.COMPLETE)
-            for event in (_V.ACCEPTED, _V.DEMAND, _V.FINISHED, _V.CLOSED, _V.CLOSED_EARLY)
+            for event in (_V.ACCEPTED, _V.DEMAND, _V.FINISHED, _V.CLOSED_EARLY)
         },
     },
     from_peer=(_V.ACCEPTED, _V.DEMAND, _V.FINISHED, _V.CLOSED, _V.CLOSED_EARLY),
@@ -262,10 +264,21 @@ class Receiving:
 
     def closed(self) -> None:
         """Prefill closed the stream in good order. Raises DataLoss if something is missing."""
-        had = all(slab.state in (_S.ADMITTING, _S.ADMITTED) for slab in self.slabs)
+        had = self._all_acknowledged
         self._advance(AttemptEvent.CLOSED if had else AttemptEvent.CLOSED_EARLY)
-        if self.all_admitted:
+        if self.all_admitted and self.state is AttemptState.CLOSED:
             self._advance(AttemptEvent.ALL_ADMITTED)
+
+    def lost(self) -> bool:
+        """Prefill is gone, or its stream. Returns whether the attempt goes on all the same.
+
+        It does when everything has come: what is left is this side's. Else it is ended.
+        """
+        if self.has_everything:
+            self.closed()
+        else:
+            self.end()
+        return not self.ended
 
     # --- slabs -----------------------------------------------------------------------------------
 
@@ -334,6 +347,15 @@ class Receiving:
     def complete(self) -> bool:
         """Whether everything was admitted and prefill has closed in good order."""
         return self.state is AttemptState.COMPLETE
+
+    @property
+    def has_everything(self) -> bool:
+        """Whether prefill has nothing more to say: its last word came, every slab is verified."""
+        return self._all_acknowledged and self.state in (_A.FINISHED, _A.CLOSED, _A.COMPLETE)
+
+    @property
+    def _all_acknowledged(self) -> bool:
+        return all(slab.state in (_S.ADMITTING, _S.ADMITTED) for slab in self.slabs)
 
     @property
     def all_admitted(self) -> bool:

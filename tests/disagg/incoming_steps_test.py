@@ -148,38 +148,120 @@ def test_a_transfer_may_end_at_any_later_step_and_leaves_nothing_behind(step, nt
 
 
 class EndingCall:
-    """A Transfer call whose link is lost `rounds` turns of the loop before its stream ends."""
+    """A Transfer call that awaits `before_finished` and `at_end` where they belong."""
 
-    def __init__(self, call, lose, rounds: int) -> None:
-        self._call, self._lose, self._rounds = call, lose, rounds
+    def __init__(self, call, before_finished, at_end) -> None:
+        self._call, self._before_finished, self._at_end = call, before_finished, at_end
 
     def __getattr__(self, name):
         return getattr(self._call, name)
 
     async def __aiter__(self):
         async for message in self._call:
+            if message.HasField("finished"):
+                await self._before_finished()
             yield message
-        self._lose()
-        for _ in range(self._rounds):
-            await asyncio.sleep(0)
+        await self._at_end()
+
+
+async def nothing() -> None:
+    pass
+
+
+def end_calls(decode, *, before_finished=nothing, at_end=nothing) -> None:
+    guard = decode.link._guard
+    guard.call = lambda call: SealedCall(EndingCall(call, before_finished, at_end), guard)
 
 
 @pytest.mark.parametrize("rounds", range(6))
-def test_a_link_that_is_lost_as_a_transfer_finishes_never_looks_like_a_cancellation(rounds):
+def test_a_link_that_is_lost_when_everything_has_come_loses_nothing(rounds):
     async def test():
         async with pairs.pair() as (_, prefill, decode):
-            guard = decode.link._guard
 
-            def lose():
+            async def lose():
+                for transfer in decode.link._transfers:
+                    transfer.fail(PeerLost("the link was lost"))
+                for _ in range(rounds):
+                    await asyncio.sleep(0)
+
+            end_calls(decode, at_end=lose)
+            ids = prompt(100)
+            await decode.link.fetch(request(ids), CheckingSink(ids))
+            await until(lambda: at_baseline(prefill, decode))
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_a_prefill_that_drains_and_stops_is_heard_to_its_last_word():
+    """Also by a decode that is slow to read it."""
+
+    async def test():
+        async with pairs.pair() as (_, prefill, decode):
+            told, read = asyncio.Event(), asyncio.Event()
+
+            async def wait():
+                told.set()
+                await read.wait()
+
+            end_calls(decode, before_finished=wait)
+            ids = prompt(100)
+            fetch = asyncio.create_task(decode.link.fetch(request(ids), CheckingSink(ids)))
+            await told.wait()
+            draining = asyncio.create_task(prefill.service.drain())
+            await asyncio.sleep(0.3)
+            assert not draining.done()
+            read.set()
+            await draining
+            await prefill.service.stop()
+            assert (await fetch).slabs > 0
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+@pytest.mark.parametrize("how", ["the session ends", "prefill dies", "the connection is cut"])
+def test_prefill_may_go_while_decode_admits_what_has_all_come(how):
+    async def test():
+        async with pairs.world() as world:
+            prefill = await world.prefill()
+            relay = Relay(prefill.port)
+            await relay.start()
+            decode = world.decode(relay.target, num_slots=8, max_grants=8)
+            await pairs.connected(decode.link)
+            ids = prompt(100)
+            sink = CheckingSink(ids, seconds=0.5)
+            fetch = asyncio.create_task(decode.link.fetch(request(ids), sink))
+            await until(lambda: any(t._receiving.has_everything for t in decode.link._transfers))
+            assert sink.reading
+            if how == "prefill dies":
+                await prefill.kill()
+                world.prefills.remove(prefill)
+            elif how == "the session ends":
+                await prefill.service.stop()
+            else:
+                relay.cut()
+            assert (await fetch).slabs == len(sink.admitted)
+            await until(lambda: at_baseline(prefill, decode))
+            await decode.stop()
+            world.decodes.remove(decode)
+            await relay.stop()
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_a_link_that_is_lost_before_the_last_word_was_read_ends_the_transfer():
+    async def test():
+        async with pairs.pair() as (_, prefill, decode):
+
+            async def lose():
                 for transfer in decode.link._transfers:
                     transfer.fail(PeerLost("the link was lost"))
 
-            guard.call = lambda call: SealedCall(EndingCall(call, lose, rounds), guard)
+            end_calls(decode, before_finished=lose)
             ids = prompt(100)
-            fetch = asyncio.create_task(decode.link.fetch(request(ids), CheckingSink(ids)))
-            await asyncio.wait([fetch])
-            assert not fetch.cancelled()
-            assert fetch.exception() is None or isinstance(fetch.exception(), PeerLost)
+            with pytest.raises(PeerLost, match="the link was lost"):
+                await decode.link.fetch(request(ids), CheckingSink(ids))
             await until(lambda: at_baseline(prefill, decode))
+
+    asyncio.run(asyncio.wait_for(test(), 60))
 
     asyncio.run(asyncio.wait_for(test(), 60))

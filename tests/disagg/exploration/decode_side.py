@@ -105,6 +105,10 @@ def end(attempt: Receiving) -> None:
     attempt.end()
 
 
+def lost(attempt: Receiving) -> bool:
+    return attempt.lost()
+
+
 def overview(attempt: Receiving) -> Any:
     """(states of slabs, next to lease, ended, complete)."""
     states = tuple(slab.state for slab in attempt.slabs)
@@ -164,10 +168,10 @@ class DecodeSide:
             up = prefill.alive and decode.link == prefill.epoch
             up = up and decode.epoch in prefill.sessions and not world.network.session_cut
             if not up:
-                lost = world._replace(decode=decode._replace(link=0))
+                gone = world._replace(decode=decode._replace(link=0))
                 if decode.attempt and not self.states(decode)[2]:
-                    lost = self.end(lost)
-                yield "decode: notices that the session is gone", lost
+                    gone = self.lose(gone)
+                yield "decode: notices that the session is gone", gone
         elif prefill.alive and decode.epoch not in prefill.sessions:
             for epoch in decode.met - {prefill.epoch}:
                 world = self.declare_dead(world, epoch)
@@ -215,7 +219,7 @@ class DecodeSide:
             if stream.to_decode:
                 yield self._deliver(world, stream)
             if stream.cut or (not stream.at_prefill and not stream.to_decode):
-                yield "decode: notices that its stream is gone", self.end(world)
+                yield "decode: notices that its stream is gone", self.lose(world)
         if next_to_lease is not None and not ended:
             yield from self._lease(world, next_to_lease)
         for watched in decode.watched:
@@ -338,6 +342,17 @@ class DecodeSide:
             if self.states(world.decode)[0][watched.slab] is SLABS.LEAVING:
                 world = self._left(world, watched)
         return self._over(world)
+
+    def lose(self, world: World) -> World:
+        """Prefill or its stream is gone: the attempt ends unless everything has come."""
+        after, goes_on = self._receive(world, lost)
+        if not goes_on:
+            return self.end(world)
+        for stream in after.network.streams:
+            if stream.attempt == after.decode.attempt:
+                cut = stream._replace(cut=True, at_decode=False, to_decode=())
+                after = _with_stream(after, stream, cut)
+        return self._complete(after)
 
     def _left(self, world: World, watched: Watched) -> World:
         world, how = self._receive(world, left, watched.slab)

@@ -41,6 +41,23 @@ def test_an_attempt_goes_from_demand_to_complete():
     assert not receiving.ended
 
 
+def test_a_lost_prefill_ends_an_attempt_unless_everything_of_it_has_come():
+    receiving = granted()
+    receiving.finished()
+    assert not receiving.has_everything and not receiving.lost() and receiving.ended
+    receiving = granted()
+    receiving.verified(0, LeaseState.VERIFIED)
+    assert not receiving.has_everything and not receiving.lost() and receiving.ended
+    receiving = granted()
+    receiving.finished()
+    receiving.verified(0, LeaseState.VERIFIED)
+    assert receiving.has_everything and receiving.lost() and not receiving.complete
+    assert receiving.admitted(0) is GiveBack.ADMITTED
+    assert receiving.complete and receiving.lost()
+    receiving.closed()
+    assert receiving.complete
+
+
 def test_slots_are_leased_in_order_and_no_more_than_allowed():
     receiving = asked(3)
     for index in (0, 1):
