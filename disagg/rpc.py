@@ -38,7 +38,18 @@ MAX_DETAIL_CHARS = 2000
 _OURS = ("dsv4-disagg-error", "1")
 """Trailing metadata of a status that the peer's own code chose, and not gRPC for a broken call."""
 
+_WRITE_FAILED = "Internal error from Core"
+"""What gRPC puts in the place of a call's status when a write fails."""
+
 _BROKEN = frozenset({"UNAVAILABLE", "CANCELLED", "UNKNOWN", "INTERNAL", "DEADLINE_EXCEEDED"})
+
+
+def describe(error: grpc.aio.AioRpcError) -> str:
+    """Code and details of a status, for people."""
+    details = error.details() or ""
+    if details == _WRITE_FAILED:
+        details = "a write failed; if the peer had ended the call, its log says why"
+    return f"{error.code().name}: {details}"
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> DisaggError:
@@ -50,7 +61,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> DisaggError:
     if _OURS in tuple(error.trailing_metadata() or ()):
         return from_code(code, detail)
     if code in _BROKEN:
-        return PeerLost(f"{peer}: the call broke: {code}: {detail}")
+        return PeerLost(f"{peer}: the call broke: {describe(error)}")
     return from_code(code, f"{peer}: {detail}")
 
 

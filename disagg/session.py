@@ -11,6 +11,7 @@ from collections.abc import AsyncIterable, Awaitable, Callable
 
 import grpc
 
+from disagg import rpc
 from disagg.errors import InvalidField
 from disagg.proto.dsv4.disagg.v1 import control_pb2 as pb
 from disagg.tasks import cancel_all
@@ -92,7 +93,7 @@ async def keep_alive(
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return next(task for task in tasks if task in done).result()
     except grpc.aio.AioRpcError as error:
-        return f"the session broke: {error.code().name}: {error.details()}"
+        return f"the session broke: {rpc.describe(error)}"
     except (grpc.aio.UsageError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:
         return f"the session broke: {error}"
     finally:

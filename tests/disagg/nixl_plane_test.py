@@ -30,6 +30,17 @@ def fetch(link, num_tokens, seed=0, seconds=0.0):
     return asyncio.create_task(link.fetch(request(ids, timeout_s=60), CheckingSink(ids, seconds)))
 
 
+async def served(link, num_tokens, seed=0):
+    """Fetches as decode does: again when a busy machine made the link miss its heartbeats."""
+    for attempt in range(1, 6):
+        await link.wait_ready(10)
+        try:
+            return await fetch(link, num_tokens, seed)
+        except PeerLost:
+            if attempt == 5:
+                raise
+
+
 def all_free(hub):
     return hub.lease_counts()["free"] == NUM_SLOTS
 
@@ -62,8 +73,7 @@ def test_a_prefill_killed_in_the_middle_and_restarted_at_its_address_is_used_aga
             assert loop.time() - killed_at < 2 * pairs.HEARTBEAT_S
             await prefill.kill()
             await prefill.start()
-            await until(lambda: link.ready)
-            await asyncio.gather(*(fetch(link, 500, i) for i in range(4)))
+            await asyncio.gather(*(served(link, 500, i) for i in range(4)))
             await until(lambda: all_free(hub) and link.num_unsettled == 0)
 
     run(test())
@@ -101,7 +111,7 @@ def test_a_stopped_prefill_is_lost_by_heartbeats_and_settles_when_it_goes_on():
             prefill.send(signal.SIGCONT)
             await until(lambda: link.ready and all_free(hub), 15)
             assert link.remote and link.remote.epoch == epoch
-            await fetch(link, 700)
+            await served(link, 700)
             await until(lambda: all_free(hub) and link.num_unsettled == 0)
 
     run(test())

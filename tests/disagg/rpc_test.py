@@ -1,0 +1,64 @@
+"""disagg.rpc: how a call ended is told as well as gRPC lets us know."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import grpc
+import pytest
+
+from disagg import rpc
+from disagg.errors import PeerLost
+
+
+class Call:
+    """A call that ended with a status, of which its reader hears another one."""
+
+    def __init__(self, heard: grpc.aio.AioRpcError, ended: grpc.aio.AioRpcError | None) -> None:
+        self._heard, self._ended = heard, ended
+
+    def add_done_callback(self, callback) -> None:
+        if self._ended is not None:
+            callback(self)
+
+    async def code(self):
+        return self._ended and self._ended.code()
+
+    async def details(self):
+        return self._ended and self._ended.details()
+
+    async def initial_metadata(self):
+        return grpc.aio.Metadata()
+
+    trailing_metadata = initial_metadata
+
+    async def __aiter__(self):
+        raise self._heard
+        yield
+
+
+def error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+
+
+FAILED_WRITE = error(grpc.StatusCode.INTERNAL, "Internal error from Core")
+REASON = error(grpc.StatusCode.UNAVAILABLE, "session: prefill is stopping")
+
+
+@pytest.mark.parametrize(
+    ("heard", "ended", "told"),
+    [
+        (REASON, REASON, REASON.details()),
+        (FAILED_WRITE, REASON, REASON.details()),
+        (FAILED_WRITE, FAILED_WRITE, "a write failed; if the peer had ended the call"),
+        (FAILED_WRITE, None, "a write failed; if the peer had ended the call"),
+    ],
+)
+def test_a_failed_write_does_not_hide_why_a_call_ended(heard, ended, told):
+    async def test():
+        with pytest.raises(PeerLost, match=told), rpc.typed_errors("peer"):
+            async for _ in rpc.messages(cast(Any, Call(heard, ended))):
+                pass
+
+    asyncio.run(test())
