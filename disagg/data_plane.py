@@ -68,8 +68,12 @@ class DataPlane(Protocol):
         """What a peer needs to know to write here."""
         ...
 
-    def add_peer(self, metadata: bytes) -> str:
-        """Learns a peer and returns its name. Raises InvalidField on other bytes."""
+    def add_peer(self, metadata: bytes, name: str) -> None:
+        """Learns the peer of this name.
+
+        Raises:
+            InvalidField: the metadata are none, or another agent's: nothing was learned.
+        """
         ...
 
     def remove_peer(self, name: str) -> None:

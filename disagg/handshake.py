@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from disagg import slab
-from disagg.data_plane import DataPlane, Region
+from disagg.data_plane import Region
 from disagg.digest import DigestMode
 from disagg.errors import InvalidField, LayoutMismatch, WrongRole
 from disagg.fence import FENCE_BYTES, ROWS_PER_SLAB
@@ -112,19 +112,6 @@ class Endpoint:
     def agent_name(self) -> str:
         """A name for this process's data plane agent; carries the epoch."""
         return f"{self.role}-{self.epoch.hex()}"
-
-
-def add_agent(plane: DataPlane, theirs: Endpoint) -> str:
-    """Learns a peer's data plane agent and returns its name.
-
-    Raises:
-        InvalidField: the metadata are none, or those of another process than the one that sent
-            them: writes would go to that one, or be taken for its own.
-    """
-    name = plane.add_peer(theirs.plane_metadata)
-    if name != theirs.agent_name:
-        raise InvalidField.of("plane_metadata", f"agent {name!r}", f"agent {theirs.agent_name!r}")
-    return name
 
 
 def check_pair(ours: Endpoint, theirs: Endpoint) -> int:

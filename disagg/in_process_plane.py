@@ -59,12 +59,13 @@ class InProcessPlane:
     def metadata(self) -> bytes:
         return _METADATA_PREFIX + self._name.encode()
 
-    def add_peer(self, metadata: bytes) -> str:
-        name = metadata.removeprefix(_METADATA_PREFIX).decode(errors="replace")
-        if not metadata.startswith(_METADATA_PREFIX) or self._hub.find(name) is None:
+    def add_peer(self, metadata: bytes, name: str) -> None:
+        seen = metadata.removeprefix(_METADATA_PREFIX).decode(errors="replace")
+        if not metadata.startswith(_METADATA_PREFIX) or self._hub.find(seen) is None:
             raise InvalidField.of("plane_metadata", metadata[:64], "metadata of an agent here")
+        if seen != name:
+            raise InvalidField.of("plane_metadata", f"agent {seen!r}", f"agent {name!r}")
         self._peers.add(name)
-        return name
 
     def remove_peer(self, name: str) -> None:
         self._peers.discard(name)

@@ -54,16 +54,19 @@ class NixlPlane:
     def metadata(self) -> bytes:
         return self._agent.get_agent_metadata()
 
-    def add_peer(self, metadata: bytes) -> str:
+    def add_peer(self, metadata: bytes, name: str) -> None:
         try:
-            name = self._agent.add_remote_agent(metadata)
+            seen = self._agent.add_remote_agent(metadata)
         except self._errors as error:
             raise InvalidField.of(
                 "plane_metadata", metadata[:16], f"NIXL agent metadata ({_text(error)})"
             ) from error
-        name = name.decode() if isinstance(name, bytes) else str(name)
+        seen = seen.decode() if isinstance(seen, bytes) else str(seen)
+        if seen != name:
+            if seen not in self._peers:
+                self._agent.remove_remote_agent(seen)
+            raise InvalidField.of("plane_metadata", f"agent {seen!r}", f"agent {name!r}")
         self._peers.add(name)
-        return name
 
     def remove_peer(self, name: str) -> None:
         if name not in self._peers:

@@ -32,7 +32,6 @@ from disagg.errors import (
 )
 from disagg.handshake import (
     Endpoint,
-    add_agent,
     check_pair,
     endpoint_from_proto,
     endpoint_to_proto,
@@ -237,7 +236,8 @@ class PrefillLink:
                 "slots were used again, expected a restarted process"
             )
         if remote.epoch not in self._agents:
-            self._agents[remote.epoch] = add_agent(self._hub.plane, remote)
+            self._hub.plane.add_peer(remote.plane_metadata, remote.agent_name)
+            self._agents[remote.epoch] = remote.agent_name
         self._remote = remote
         self.refusal = None
         self.state = "ready"

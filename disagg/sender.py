@@ -28,7 +28,6 @@ from disagg.errors import (
 )
 from disagg.handshake import (
     Endpoint,
-    add_agent,
     check_pair,
     endpoint_from_proto,
     endpoint_to_proto,
@@ -226,8 +225,9 @@ class PrefillService:
             raise AlreadyExists(f"process_epoch: {theirs.epoch.hex()} has a session")
         if theirs.landing is None or theirs.fence is None:
             raise InvalidField.of("landing", None, "landing and fence memory of decode")
-        agent = add_agent(self._plane, theirs)
-        peer = Peer(theirs.epoch, agent, theirs.landing, theirs.fence)
+        # Another process's metadata: writes would go to that one, or be taken for its own.
+        self._plane.add_peer(theirs.plane_metadata, theirs.agent_name)
+        peer = Peer(theirs.epoch, theirs.agent_name, theirs.landing, theirs.fence)
         session = _Session(peer, pages_per_slab, proven)
         self._sessions[theirs.epoch] = session
         return session

@@ -45,6 +45,7 @@ def _two_reductions(array: jax.Array) -> jax.Array:
     return jnp.stack(sums) + length_terms(jnp.uint32(1), array.nbytes)
 
 
+@np.errstate(over="ignore")
 def _numpy(words: np.ndarray) -> np.ndarray:
     flat, sums = words.reshape(-1), np.zeros(2, np.uint32)
     places = np.arange(_BLOCK_WORDS, dtype=np.uint32)

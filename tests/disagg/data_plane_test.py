@@ -68,7 +68,8 @@ def test_an_in_process_write_copies_all_parts_and_then_hints(planes):
     source[:] = np.arange(64)
     here.register(source)
     there.register(target)
-    peer = here.add_peer(there.metadata())
+    peer = there.agent_name
+    here.add_peer(there.metadata(), peer)
     at, to = address_of(source), address_of(target)
     handle = here.write(peer, [(at, to + 32, 16), (at + 16, to, 8)], b"look")
     assert handle.poll() is WriteState.DONE
@@ -84,7 +85,8 @@ def test_an_in_process_write_outside_memory_or_to_nobody_writes_nothing(planes):
     at = address_of(memory)
     with pytest.raises(PeerLost, match="unknown or gone"):
         here.write("there", [(at, at, 1)])
-    peer = here.add_peer(there.metadata())
+    peer = there.agent_name
+    here.add_peer(there.metadata(), peer)
     for part in ((at, at + 60, 8), (at - 1, at, 8), (at, at, 0)):
         with pytest.raises(InvalidField, match="inside registered memory"):
             here.write(peer, [part])
@@ -92,12 +94,13 @@ def test_an_in_process_write_outside_memory_or_to_nobody_writes_nothing(planes):
     with pytest.raises(PeerLost):
         here.write(peer, [(at, at, 1)])
     with pytest.raises(InvalidField, match="plane_metadata"):
-        here.add_peer(b"in-process:nobody")
+        here.add_peer(b"in-process:nobody", "nobody")
 
 
 def test_a_closed_in_process_agent_is_provably_gone(planes):
     here, there = planes
-    peer = here.add_peer(there.metadata())
+    peer = there.agent_name
+    here.add_peer(there.metadata(), peer)
     assert not here.peer_disconnected(peer) and not here.peer_disconnected("nobody")
     there.close()
     assert here.peer_disconnected(peer)

@@ -38,7 +38,8 @@ async def landing(num_slots: int = 2, **options: Any):
     endpoint = Endpoint("decode", "m", 512, 100, small_table(), 6000, digest_mode=mode)
     settings: dict[str, Any] = {"verify_timeout_s": 0.3} | options
     hub = LandingHub(endpoint, plane, num_slots=num_slots, **settings)
-    name = peer.add_peer(plane.metadata())
+    name = plane.agent_name
+    peer.add_peer(plane.metadata(), name)
 
     def write(address, data: np.ndarray) -> None:
         memory = allocate_registered(data.size)

@@ -29,7 +29,8 @@ def test_parts_of_mixed_sizes_land_whole_and_nothing_beside_them(monkeypatch):
     try:
         writer.register(here)
         reader.register(there)
-        peer = writer.add_peer(reader.metadata())
+        peer = reader.agent_name
+        writer.add_peer(reader.metadata(), peer)
         parts, begin = [], GAP
         for size in SIZES:
             source = total - begin - size  # in another order than where they go

@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from disagg.errors import PeerLost
+from disagg.data_plane import allocate_registered
+from disagg.errors import InvalidField, PeerLost
 from tests.disagg import pair as pairs
 from tests.disagg.pair import CheckingSink, prompt, request, until
 
@@ -117,18 +118,38 @@ def test_a_stopped_prefill_is_lost_by_heartbeats_and_settles_when_it_goes_on():
     run(test())
 
 
-def test_addresses_outside_registered_memory_and_foreign_metadata_are_refused():
-    from disagg.data_plane import allocate_registered
-    from disagg.errors import InvalidField
+def test_the_metadata_of_another_agent_teach_nothing():
+    plane, other, known = NixlPlane("one"), NixlPlane("other"), NixlPlane("known")
+    try:
+        memory = allocate_registered(4096)
+        for each in (plane, other, known):
+            each.register(memory)
+        plane.add_peer(known.metadata(), "known")
+        part = (memory.ctypes.data, memory.ctypes.data + 64, 64)
+        for liar in (other, known):
+            with pytest.raises(InvalidField, match="plane_metadata: seen .* expected agent 'liar'"):
+                plane.add_peer(liar.metadata(), "liar")
+        for unknown in ("liar", "other"):
+            with pytest.raises(PeerLost, match="unknown"):
+                plane.write(unknown, [part])
+        assert plane._agent.check_remote_metadata("known")
+        assert not plane._agent.check_remote_metadata("other")
+        plane.write("known", [part]).release()
+    finally:
+        for each in (plane, other, known):
+            each.close()
 
+
+def test_addresses_outside_registered_memory_and_foreign_metadata_are_refused():
     plane, other = NixlPlane("one"), NixlPlane("other")
     try:
         here, there = allocate_registered(4096), allocate_registered(4096)
         plane.register(here)
         other.register(there)
-        peer = plane.add_peer(other.metadata())
+        peer = other.agent_name
+        plane.add_peer(other.metadata(), peer)
         with pytest.raises(InvalidField, match="plane_metadata"):
-            plane.add_peer(b"nonsense")
+            plane.add_peer(b"nonsense", peer)
         with pytest.raises(InvalidField, match="address"):
             plane.write(peer, [(here.ctypes.data, there.ctypes.data + (1 << 30), 64)])
         with pytest.raises(InvalidField, match="address"):

@@ -158,8 +158,8 @@ class FaultyPlane:
     def metadata(self) -> bytes:
         return self.inner.metadata()
 
-    def add_peer(self, metadata: bytes) -> str:
-        return self.inner.add_peer(metadata)
+    def add_peer(self, metadata: bytes, name: str) -> None:
+        self.inner.add_peer(metadata, name)
 
     def remove_peer(self, name: str) -> None:
         self.inner.remove_peer(name)

@@ -30,7 +30,8 @@ class Ends:
         self.here, self.there = allocate_registered(SIZE), allocate_registered(SIZE)
         self.plane.register(self.here)
         reader.register(self.there)
-        self.peer = self.plane.add_peer(reader.metadata())
+        self.peer = reader.agent_name
+        self.plane.add_peer(reader.metadata(), self.peer)
         self.here[:] = np.random.default_rng(0).integers(1, 256, SIZE, np.uint8)
         self.right = self.here.copy()
 
