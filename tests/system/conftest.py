@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled programs shared by all servers of the test run."""
-    return tmp_path_factory.mktemp("compile")
+    """Compiled programs shared by all servers of the test run, those of other workers included."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    folder /= "compile"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture
