@@ -193,6 +193,7 @@ def status_to_proto(status: EngineStatus, version: str) -> pb.ServerInfoResponse
         peers=status.peers,
         health=status.health,
         settings=status.settings,
+        device=status.device,
     )
 
 

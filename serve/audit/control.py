@@ -22,7 +22,10 @@ NUMERIC_SETTINGS = (
     "decode_rows",
     "kernels",
 )
-"""Settings of [engine] that are part of the numerics."""
+"""Settings of [engine] that are part of the numerics.
+
+The device is so too: what "auto" stands for depends on it.
+"""
 
 PREFILL_ONLY = ("chunk_tokens",)
 
@@ -38,21 +41,23 @@ async def numerics_of(client: Client, info: Mapping[str, Any]) -> dict[str, str]
       client: of the deployment.
       info: its ServerInfo.
 
+    Returns:
+      Values by name, those of `NUMERIC_SETTINGS` and the device.
+
     Raises:
       Mismatch: prefills of it disagree.
       grpc.aio.AioRpcError: a prefill does not answer.
     """
-    found = {name: info["settings"].get(name, "") for name in NUMERIC_SETTINGS}
+    found = _numerics(info)
     if info["role"] != "decode":
         return found
     said: dict[str, tuple[str, str]] = {}
     for peer in sorted(info["peers"]):
         async with Client(peer) as prefill:
-            settings = (await prefill.server_info())["settings"]
-        for name in NUMERIC_SETTINGS:
+            theirs = _numerics(await prefill.server_info())
+        for name, value in theirs.items():
             if name == "decode_rows":
                 continue
-            value = settings.get(name, "")
             where, first = said.setdefault(name, (peer, value))
             if value != first:
                 raise Mismatch(
@@ -67,6 +72,11 @@ async def numerics_of(client: Client, info: Mapping[str, Any]) -> dict[str, str]
             if name in PREFILL_ONLY:
                 found[name] = value
     return found
+
+
+def _numerics(info: Mapping[str, Any]) -> dict[str, str]:
+    settings = {name: info["settings"].get(name, "") for name in NUMERIC_SETTINGS}
+    return settings | {"device": info["device"]}
 
 
 def check_control(
@@ -85,10 +95,9 @@ def check_control(
             f"model_fingerprint: control {control['model_fingerprint']}, deployment "
             f"{deployment['model_fingerprint']}"
         )
-    for name, value in numerics.items():
-        seen = control["settings"].get(name, "")
-        if seen != value:
-            raise Mismatch(f"{name}: control {seen}, deployment {value}")
+    for name, seen in _numerics(control).items():
+        if seen != numerics[name]:
+            raise Mismatch(f"{name}: control {seen}, deployment {numerics[name]}")
     if control["max_context"] < deployment["max_context"]:
         raise Mismatch(
             f"max_context: control {control['max_context']}, deployment "
@@ -102,7 +111,7 @@ def control_arguments(
     """The command line of a control: `python -m serve` ..."""
     arguments = ["local", "--listen", "127.0.0.1:0", "--model", str(model)]
     arguments += ["--max-context", str(max_context), "--max-requests", "1"]
-    for name, value in numerics.items():
-        if value:
-            arguments += ["--" + name.replace("_", "-"), value]
+    for name in NUMERIC_SETTINGS:
+        if numerics[name]:
+            arguments += ["--" + name.replace("_", "-"), numerics[name]]
     return tuple(arguments)

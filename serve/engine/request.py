@@ -277,6 +277,7 @@ class EngineStatus:
     peers: dict[str, str]  # address -> state of the link
     health: dict[str, bool]  # grpc health service name -> serving
     settings: dict[str, str]  # effective settings, for humans
+    device: str  # what computes, as it calls itself
 
 
 class Engine(Protocol):

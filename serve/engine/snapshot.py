@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pallas_kernels import target
 from serve.engine.admission import AdmissionQueue
 from serve.engine.loaded import LoadedModel
 from serve.engine.request import EngineStatus
@@ -60,4 +61,5 @@ def snapshot(
         peers=peers,
         health=health,
         settings=settings,
+        device=target.current().kind if loaded else "",
     )

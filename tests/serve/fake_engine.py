@@ -43,7 +43,7 @@ class FakeEngine:
       in_flight: ids between the first `anext` and the end of the iterator.
       health: goes into the status.
       page_digests: those of every request that asks.
-      peers, settings: go into the status.
+      peers, settings, device: go into the status.
     """
 
     role: str = "local"
@@ -61,6 +61,7 @@ class FakeEngine:
     log: TransferLog = field(default_factory=TransferLog)
     peers: dict[str, str] = field(default_factory=lambda: {"127.0.0.1:1": "connected"})
     settings: dict[str, str] = field(default_factory=lambda: {"page_tokens": "256"})
+    device: str = "cpu"
     ready: bool = False
     draining: bool = False
 
@@ -175,6 +176,7 @@ class FakeEngine:
             peers=self.peers,
             health=self.health,
             settings=self.settings,
+            device=self.device,
         )
 
 

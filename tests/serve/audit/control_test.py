@@ -16,12 +16,14 @@ from serve.cli import build_parser
 from serve.config import EngineSettings, load_config
 from tests.serve.fake_engine import FakeEngine, serving
 
-NUMERICS = {name: str(getattr(EngineSettings(), name)) for name in NUMERIC_SETTINGS}
+SETTINGS = {name: str(getattr(EngineSettings(), name)) for name in NUMERIC_SETTINGS}
+NUMERICS = SETTINGS | {"device": "cpu"}
 
 
 def info(**changes):
     base = {
-        "role": "local", "model_fingerprint": "f", "max_context": 512, "settings": dict(NUMERICS)
+        "role": "local", "model_fingerprint": "f", "max_context": 512, "device": "cpu",
+        "settings": dict(SETTINGS),
     }  # fmt: skip
     return base | changes
 
@@ -38,9 +40,10 @@ def test_a_control_that_computes_the_same_is_taken():
         (info(model_fingerprint="g"), "model_fingerprint: control g, deployment f"),
         (info(max_context=256), "max_context: control 256, deployment 512"),
         *(
-            (info(settings=NUMERICS | {name: "other"}), f"{name}: control other, deployment")
+            (info(settings=SETTINGS | {name: "other"}), f"{name}: control other, deployment")
             for name in NUMERIC_SETTINGS
         ),
+        (info(device="NVIDIA B200"), "device: control NVIDIA B200, deployment cpu"),
     ],
 )
 def test_a_control_that_computes_something_else_is_refused_by_name(control, words):
@@ -53,7 +56,9 @@ def test_the_command_line_of_a_control_gives_the_settings_of_the_deployment():
     options = vars(build_parser().parse_args(control_arguments(Path("m"), numerics, 777)))
     flags = {name: options[name] for name in (*NUMERIC_SETTINGS, "max_context", "model")}
     engine = load_config({k: v for k, v in flags.items() if v is not None}).engine
-    assert {name: str(getattr(engine, name)) for name in NUMERIC_SETTINGS} == numerics
+    assert {name: str(getattr(engine, name)) for name in NUMERIC_SETTINGS} == {
+        name: numerics[name] for name in NUMERIC_SETTINGS
+    }
     assert engine.max_context == 777
 
 
@@ -61,7 +66,7 @@ def test_settings_of_the_prefills_are_taken_from_them(monkeypatch):
     def settings(engine, **changes):
         status = engine.status()
         status.settings.clear()
-        status.settings.update(NUMERICS | changes)
+        status.settings.update(SETTINGS | changes)
         monkeypatch.setattr(engine, "status", lambda: status)
         return engine
 
@@ -77,3 +82,14 @@ def test_settings_of_the_prefills_are_taken_from_them(monkeypatch):
         asyncio.run(found(same, {}))
     with pytest.raises(Mismatch, match="weights: prefill .* has expanded, decode"):
         asyncio.run(found({"weights": "expanded"}, {"weights": "expanded"}))
+
+
+def test_prefill_and_decode_on_different_devices_have_no_control():
+    async def found():
+        prefill = FakeEngine(role="prefill", settings=dict(SETTINGS))
+        prefill.device = "NVIDIA B200"
+        async with serving(prefill) as client:
+            return await numerics_of(client, info(role="decode", peers={client.target: "ready"}))
+
+    with pytest.raises(Mismatch, match="device: prefill .* has NVIDIA B200, decode .* has cpu"):
+        asyncio.run(found())

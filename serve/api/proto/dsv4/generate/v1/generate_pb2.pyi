@@ -224,7 +224,7 @@ class ServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServerInfoResponse(_message.Message):
-    __slots__ = ("version", "capabilities", "role", "ready", "draining", "model_fingerprint", "layout_digest", "max_context", "vocab_size", "pages_total", "pages_used", "slots_total", "slots_used", "requests_waiting", "requests_running", "requests_finished", "requests_failed", "leases", "peers", "health", "settings", "drafts_proposed", "drafts_accepted", "pages_swept", "pages_damaged")
+    __slots__ = ("version", "capabilities", "role", "ready", "draining", "model_fingerprint", "layout_digest", "max_context", "vocab_size", "pages_total", "pages_used", "slots_total", "slots_used", "requests_waiting", "requests_running", "requests_finished", "requests_failed", "leases", "peers", "health", "settings", "drafts_proposed", "drafts_accepted", "pages_swept", "pages_damaged", "device")
     class LeasesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -278,6 +278,7 @@ class ServerInfoResponse(_message.Message):
     DRAFTS_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     PAGES_SWEPT_FIELD_NUMBER: _ClassVar[int]
     PAGES_DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     version: str
     capabilities: _containers.RepeatedScalarFieldContainer[str]
     role: str
@@ -303,7 +304,8 @@ class ServerInfoResponse(_message.Message):
     drafts_accepted: int
     pages_swept: int
     pages_damaged: int
-    def __init__(self, version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., role: _Optional[str] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., model_fingerprint: _Optional[str] = ..., layout_digest: _Optional[str] = ..., max_context: _Optional[int] = ..., vocab_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_used: _Optional[int] = ..., slots_total: _Optional[int] = ..., slots_used: _Optional[int] = ..., requests_waiting: _Optional[int] = ..., requests_running: _Optional[int] = ..., requests_finished: _Optional[int] = ..., requests_failed: _Optional[int] = ..., leases: _Optional[_Mapping[str, int]] = ..., peers: _Optional[_Mapping[str, str]] = ..., health: _Optional[_Mapping[str, bool]] = ..., settings: _Optional[_Mapping[str, str]] = ..., drafts_proposed: _Optional[int] = ..., drafts_accepted: _Optional[int] = ..., pages_swept: _Optional[int] = ..., pages_damaged: _Optional[int] = ...) -> None: ...
+    device: str
+    def __init__(self, version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., role: _Optional[str] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., model_fingerprint: _Optional[str] = ..., layout_digest: _Optional[str] = ..., max_context: _Optional[int] = ..., vocab_size: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_used: _Optional[int] = ..., slots_total: _Optional[int] = ..., slots_used: _Optional[int] = ..., requests_waiting: _Optional[int] = ..., requests_running: _Optional[int] = ..., requests_finished: _Optional[int] = ..., requests_failed: _Optional[int] = ..., leases: _Optional[_Mapping[str, int]] = ..., peers: _Optional[_Mapping[str, str]] = ..., health: _Optional[_Mapping[str, bool]] = ..., settings: _Optional[_Mapping[str, str]] = ..., drafts_proposed: _Optional[int] = ..., drafts_accepted: _Optional[int] = ..., pages_swept: _Optional[int] = ..., pages_damaged: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id",)
