@@ -224,7 +224,7 @@ class IncomingTransfer:
         limit = self._hub.verify_timeout_s
         try:
             async with asyncio.timeout(limit):
-                finished = await self._finished
+                finished = await asyncio.shield(self._finished)
                 for end in ends:
                     await end
         except TimeoutError:

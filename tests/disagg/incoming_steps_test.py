@@ -248,6 +248,25 @@ def test_prefill_may_go_while_decode_admits_what_has_all_come(how):
     asyncio.run(asyncio.wait_for(test(), 60))
 
 
+def test_a_last_word_that_comes_as_patience_ends_is_too_late_and_no_more():
+    async def test():
+        async with pairs.pair() as (_, prefill, decode):
+            decode.hub.verify_timeout_s = 0.3
+
+            async def wait():
+                (transfer,) = decode.link._transfers
+                while not transfer._finished.cancelled():  # which nothing may do
+                    await asyncio.sleep(0)
+
+            end_calls(decode, before_finished=wait)
+            ids = prompt(100)
+            with pytest.raises(PeerLost, match="not ended by prefill within 0.3 s"):
+                await decode.link.fetch(request(ids), CheckingSink(ids))
+            await until(lambda: at_baseline(prefill, decode))
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
 def test_a_link_that_is_lost_before_the_last_word_was_read_ends_the_transfer():
     async def test():
         async with pairs.pair() as (_, prefill, decode):
