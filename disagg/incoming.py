@@ -228,10 +228,13 @@ class IncomingTransfer:
                 for end in ends:
                     await end
         except TimeoutError:
-            raise PeerLost(
-                f"{self._peer}: every slab is admitted, and the transfer not ended by prefill "
-                f"within {limit:g} s"
-            ) from None
+            if not self._receiving.lost():
+                raise PeerLost(
+                    f"{self._peer}: every slab is admitted, and the transfer not ended by prefill "
+                    f"within {limit:g} s"
+                ) from None
+            await cancel_all(ends)
+            return self._finished.result()
         return finished
 
     async def _raise_failure(self) -> None:
@@ -247,7 +250,9 @@ class IncomingTransfer:
             sampling=pb.Sampling(**dataclasses.asdict(sampling)),
         )
         # A write after the call ended says nothing: its status is what the reader raises.
-        over = contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError)
+        over = contextlib.suppress(
+            asyncio.InvalidStateError, grpc.aio.AioRpcError, grpc.aio.InternalError
+        )
         with self._needed_no_more(), self._rpc_errors(), over:
             await call.write(pb.ToPrefill(start=start))
             while (message := await self._outgoing.get()) is not None:

@@ -69,12 +69,15 @@ def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> DisaggError:
 def typed_errors(peer: str) -> Iterator[None]:
     """Turns what a client's call raises into typed errors.
 
-    A call whose channel was closed raises CancelledError without its task being cancelled.
+    A call whose channel was closed raises CancelledError without its task being cancelled, one
+    whose connection was cut as something was sent gRPC's own InternalError.
     """
     try:
         yield
     except grpc.aio.AioRpcError as error:
         raise from_rpc_error(error, peer) from error
+    except grpc.aio.InternalError as error:
+        raise PeerLost(f"{peer}: the call broke: {error}") from error
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
@@ -94,7 +97,10 @@ async def messages[T](call: grpc.aio.StreamStreamCall[Any, T]) -> AsyncIterator[
         async for message in call:
             yield message
     except grpc.aio.AioRpcError as error:
-        if first and first[0].code() not in (grpc.StatusCode.OK, error.code()):
+        replaced = first and (
+            first[0].code() is not error.code() or error.details() == _WRITE_FAILED
+        )
+        if replaced and first[0].code() is not grpc.StatusCode.OK:
             raise first[0] from error
         raise
 

@@ -270,7 +270,7 @@ class PrefillService:
         reader = asyncio.create_task(self._read(job, seal.checked(messages)))
         try:
             await job.pump(lambda message: send(seal.sign(message)))
-            await asyncio.wait([reader], timeout=LAST_WORD_TIMEOUT_S)
+            await self._until_heard_out(session, reader)
         except (grpc.aio.UsageError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:
             raise PeerLost(f"transfer: its stream broke: {error}") from error
         finally:
@@ -279,6 +279,14 @@ class PrefillService:
                 self._backend.abort(job)
             self._end(job, Cancelled("transfer: its stream ended"))
             self._spawn(self._retire(session, job))
+
+    async def _until_heard_out(self, session: _Session, reader: asyncio.Task[None]) -> None:
+        """Waits for decode's end of the stream, as long as there is a decode."""
+        closed = asyncio.create_task(session.closed.wait())
+        await asyncio.wait(
+            [reader, closed], timeout=LAST_WORD_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        await cancel_all([closed])
 
     def _session_of(self, start: pb.Start) -> _Session:
         key = self._key(start.ref)

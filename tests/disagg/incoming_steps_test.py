@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc
 import pytest
 
 from disagg.authentication import SealedCall
@@ -148,13 +149,17 @@ def test_a_transfer_may_end_at_any_later_step_and_leaves_nothing_behind(step, nt
 
 
 class EndingCall:
-    """A Transfer call that awaits `before_finished` and `at_end` where they belong."""
+    """A Transfer call that awaits `before_finished`, `at_end` and `done` where they belong."""
 
-    def __init__(self, call, before_finished, at_end) -> None:
+    def __init__(self, call, before_finished, at_end, done) -> None:
         self._call, self._before_finished, self._at_end = call, before_finished, at_end
+        self._done = done or call.done_writing
 
     def __getattr__(self, name):
         return getattr(self._call, name)
+
+    async def done_writing(self) -> None:
+        await self._done()
 
     async def __aiter__(self):
         async for message in self._call:
@@ -168,9 +173,9 @@ async def nothing() -> None:
     pass
 
 
-def end_calls(decode, *, before_finished=nothing, at_end=nothing) -> None:
+def end_calls(decode, *, before_finished=nothing, at_end=nothing, done=None) -> None:
     guard = decode.link._guard
-    guard.call = lambda call: SealedCall(EndingCall(call, before_finished, at_end), guard)
+    guard.call = lambda call: SealedCall(EndingCall(call, before_finished, at_end, done), guard)
 
 
 @pytest.mark.parametrize("rounds", range(6))
@@ -248,6 +253,26 @@ def test_prefill_may_go_while_decode_admits_what_has_all_come(how):
     asyncio.run(asyncio.wait_for(test(), 60))
 
 
+async def cut() -> None:
+    raise grpc.aio.InternalError('Failed "execute_batch"')
+
+
+@pytest.mark.parametrize("done", [cut, nothing])
+def test_when_everything_has_come_the_end_of_the_stream_is_no_matter(done):
+    """Neither one that cannot be said, nor one that prefill does not answer."""
+
+    async def test():
+        async with pairs.pair() as (_, prefill, decode):
+            decode.hub.verify_timeout_s = 0.5
+            end_calls(decode, done=done)
+            ids = prompt(100)
+            assert (await decode.link.fetch(request(ids), CheckingSink(ids))).slabs > 0
+            await prefill.service.stop()
+            await until(lambda: at_baseline(prefill, decode))
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
 def test_a_last_word_that_comes_as_patience_ends_is_too_late_and_no_more():
     async def test():
         async with pairs.pair() as (_, prefill, decode):
@@ -280,7 +305,5 @@ def test_a_link_that_is_lost_before_the_last_word_was_read_ends_the_transfer():
             with pytest.raises(PeerLost, match="the link was lost"):
                 await decode.link.fetch(request(ids), CheckingSink(ids))
             await until(lambda: at_baseline(prefill, decode))
-
-    asyncio.run(asyncio.wait_for(test(), 60))
 
     asyncio.run(asyncio.wait_for(test(), 60))

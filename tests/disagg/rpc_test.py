@@ -43,6 +43,7 @@ def error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
 
 
 FAILED_WRITE = error(grpc.StatusCode.INTERNAL, "Internal error from Core")
+BUG = error(grpc.StatusCode.INTERNAL, "logits: not finite")
 REASON = error(grpc.StatusCode.UNAVAILABLE, "session: prefill is stopping")
 
 
@@ -52,6 +53,7 @@ REASON = error(grpc.StatusCode.UNAVAILABLE, "session: prefill is stopping")
         (REASON, REASON, REASON.details()),
         (FAILED_WRITE, REASON, REASON.details()),
         (FAILED_WRITE, FAILED_WRITE, "a write failed; if the peer had ended the call"),
+        (FAILED_WRITE, BUG, BUG.details()),
         (FAILED_WRITE, None, "a write failed; if the peer had ended the call"),
     ],
 )
@@ -62,3 +64,8 @@ def test_a_failed_write_does_not_hide_why_a_call_ended(heard, ended, told):
                 pass
 
     asyncio.run(test())
+
+
+def test_a_call_whose_connection_is_cut_as_something_is_sent_is_a_lost_peer():
+    with pytest.raises(PeerLost, match="peer: the call broke: Failed"), rpc.typed_errors("peer"):
+        raise grpc.aio.InternalError("Failed execute_batch")
