@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -5,6 +7,7 @@ import pytest
 from disagg.data_plane import allocate_registered
 from dsv4.cache import cache_spec
 from dsv4.checkpoint.load import load_model
+from dsv4.config import ModelConfig
 from dsv4.tiny import build_tiny_checkpoint
 from serve.engine.buckets import page_buckets
 from serve.engine.rows import GREEDY, DecodeRow, Drawn, PrefillChunk
@@ -12,10 +15,16 @@ from serve.engine.runner import Runner
 from tests.dsv4 import hlo
 
 
+# A layer of each kind and the MTP block: what costs time here is compiling.
+CONFIG = dataclasses.replace(
+    ModelConfig.tiny(), num_hidden_layers=3, compress_ratios=(0, 4, 128, 0)
+)
+
+
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    build_tiny_checkpoint(folder)
+    build_tiny_checkpoint(folder, config=CONFIG)
     return load_model(folder, compute_dtype="float32", mtp=True)
 
 
