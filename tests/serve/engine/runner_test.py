@@ -14,7 +14,6 @@ from serve.engine.rows import GREEDY, DecodeRow, Drawn, PrefillChunk
 from serve.engine.runner import Runner
 from tests.dsv4 import hlo
 
-
 # A layer of each kind and the MTP block: what costs time here is compiling.
 CONFIG = dataclasses.replace(
     ModelConfig.tiny(), num_hidden_layers=3, compress_ratios=(0, 4, 128, 0)
