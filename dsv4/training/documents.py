@@ -117,6 +117,7 @@ def _fitting(rng: random.Random, kind: tasks.Kind, length: int) -> tuple[list[in
             exercise = dataclasses.replace(exercise, turns=exercise.turns[:-1])
 
 
+_WORD_SHARE = 0.3  # codes that are words: the arguments of calls are to be copied so too
 # Tokens, nearly, of a fact and of a question with its answer; at least, of the tools block and of a
 # turn with tools and in small talk.
 _FACT, _QUESTION, _TOOLS_BLOCK, _CALL, _SMALL_TALK = 25, 33, 1200, 100, 30
@@ -127,7 +128,9 @@ def _draw(rng: random.Random, kind: tasks.Kind, length: int) -> Exercise:
     if kind == "recall":
         facts = rng.randint(2, min(24, length // (_FACT + _QUESTION)))
         filler = length - 16 - _QUESTION * facts
-        return tasks.recall(rng, filler, num_facts=facts, num_questions=facts)
+        return tasks.recall(
+            rng, filler, num_facts=facts, num_questions=facts, word_share=_WORD_SHARE
+        )
     if kind == "calls":
         return tasks.calls(rng, num_turns=max(1, (length - _TOOLS_BLOCK) // _CALL))
     with_tools = length >= 2048 and rng.random() < 0.3

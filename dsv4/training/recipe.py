@@ -76,7 +76,7 @@ class Recipe:
     stages: tuple[Stage, ...]
     learning_rate: float = 4e-3
     warmup: int = 100
-    decay: int = 420
+    decay: int = 390
     weight_decay: float = 0.01
     indexer_loss: float = 0.1
     balance_loss: float = 0.01
@@ -101,12 +101,11 @@ def recipe() -> Recipe:
     """What the shipped checkpoint was trained with."""
     return Recipe(
         (
-            Stage(500, 256, 16, {"recall": 0.9, "plain": 0.1}, sparse=False),
-            Stage(200, 512, 8, {"recall": 0.85, "plain": 0.15}, sparse=False),
-            Stage(300, 1024, 4, {"recall": 0.85, "plain": 0.15}, sparse=True),
-            Stage(240, 2560, 3, {"recall": 0.5, "calls": 0.4, "plain": 0.1}, sparse=True),
-            Stage(520, 512, 8, {"recall": 0.2, "calls": 0.7, "plain": 0.1}, sparse=False),
-            Stage(260, 1024, 4, {"recall": 0.2, "calls": 0.7, "plain": 0.1}, sparse=True),
-            Stage(160, 2560, 3, {"recall": 0.4, "calls": 0.5, "plain": 0.1}, sparse=True),
+            Stage(500, 256, 16, {"recall": 0.5, "calls": 0.4, "plain": 0.1}, sparse=False),
+            Stage(250, 512, 8, {"recall": 0.45, "calls": 0.45, "plain": 0.1}, sparse=False),
+            Stage(300, 1024, 4, {"recall": 0.45, "calls": 0.45, "plain": 0.1}, sparse=True),
+            Stage(220, 2560, 3, {"recall": 0.5, "calls": 0.4, "plain": 0.1}, sparse=True),
+            Stage(250, 1024, 4, {"recall": 0.35, "calls": 0.55, "plain": 0.1}, sparse=True),
+            Stage(140, 2560, 3, {"recall": 0.45, "calls": 0.45, "plain": 0.1}, sparse=True),
         )
     )

@@ -100,7 +100,13 @@ _QUESTIONS = ("What is the code of {name}?", "Tell me the code of {name}.", "Cod
 
 
 def recall(
-    rng: random.Random, num_bytes: int, *, num_facts: int, num_questions: int = 1, margin: int = 0
+    rng: random.Random,
+    num_bytes: int,
+    *,
+    num_facts: int,
+    num_questions: int = 1,
+    margin: int = 0,
+    word_share: float = 0.0,
 ) -> Exercise:
     """Facts in `num_bytes` of filler, then questions for some of them.
 
@@ -108,9 +114,13 @@ def recall(
       num_bytes: of filler and facts together, nearly.
       num_questions: one turn each.
       margin: bytes at the end of the filler in which no fact begins.
+      word_share: of codes that are made like names, and not of digits.
     """
     names = text.names(rng, num_facts)
-    codes = {name: str(rng.randint(100, 999)) for name in names}
+    codes = {
+        name: text.name(rng) if rng.random() < word_share else str(rng.randint(100, 999))
+        for name in names
+    }
     facts = [f"The code of {name} is {code}." for name, code in codes.items()]
     filler = text.sentences(rng, num_bytes - sum(len(fact) + 1 for fact in facts))
     last, size = len(filler), 0
