@@ -73,7 +73,12 @@ def encode(exercise: Exercise) -> tuple[list[int], list[bool]]:
 
 
 def make_batch(
-    rng: random.Random, mixture: dict[tasks.Kind, float], size: int, length: int
+    rng: random.Random,
+    mixture: dict[tasks.Kind, float],
+    size: int,
+    length: int,
+    *,
+    word_share: float = 0.0,
 ) -> Batch:
     """Draws documents that fill `length` tokens as well as they can.
 
@@ -82,13 +87,14 @@ def make_batch(
       size: documents.
       length: tokens of each. A document of calls that has no room for the tools block is the end
         of a longer one.
+      word_share: of codes that are words, see `tasks.recall`.
     """
     tokens = np.full((size, length), _IDS[special_tokens.PAD], np.int32)
     weights = np.zeros((size, length), np.float32)
     answers = np.zeros((size, length), bool)
     for row in range(size):
         kind = rng.choices(list(mixture), list(mixture.values()))[0]
-        ids, is_answer = _fitting(rng, kind, length)
+        ids, is_answer = _fitting(rng, kind, length, word_share)
         tokens[row, : len(ids)] = ids
         answers[row, : len(ids)] = is_answer
         weights[row, : len(ids)] = _weights(ids, is_answer)
@@ -103,13 +109,15 @@ def _weights(ids: list[int], is_answer: list[bool]) -> np.ndarray:
     return weights
 
 
-def _fitting(rng: random.Random, kind: tasks.Kind, length: int) -> tuple[list[int], list[bool]]:
+def _fitting(
+    rng: random.Random, kind: tasks.Kind, length: int, word_share: float
+) -> tuple[list[int], list[bool]]:
     """One document: as many turns of an exercise as fit."""
     if kind == "calls" and length < _TOOLS_BLOCK + _CALL:
         ids, is_answer = encode(tasks.calls(rng, num_turns=2 + length // _CALL))
         return ids[-length:], is_answer[-length:]
     while True:
-        exercise = _draw(rng, kind, length)
+        exercise = _draw(rng, kind, length, word_share)
         while exercise.turns:
             ids, is_answer = encode(exercise)
             if len(ids) <= length:
@@ -117,19 +125,18 @@ def _fitting(rng: random.Random, kind: tasks.Kind, length: int) -> tuple[list[in
             exercise = dataclasses.replace(exercise, turns=exercise.turns[:-1])
 
 
-_WORD_SHARE = 0.3  # codes that are words: the arguments of calls are to be copied so too
 # Tokens, nearly, of a fact and of a question with its answer; at least, of the tools block and of a
 # turn with tools and in small talk.
 _FACT, _QUESTION, _TOOLS_BLOCK, _CALL, _SMALL_TALK = 25, 33, 1200, 100, 30
 
 
-def _draw(rng: random.Random, kind: tasks.Kind, length: int) -> Exercise:
+def _draw(rng: random.Random, kind: tasks.Kind, length: int, word_share: float) -> Exercise:
     """An exercise that is about as long, and rather too long than too short."""
     if kind == "recall":
         facts = rng.randint(2, min(24, length // (_FACT + _QUESTION)))
         filler = length - 16 - _QUESTION * facts
         return tasks.recall(
-            rng, filler, num_facts=facts, num_questions=facts, word_share=_WORD_SHARE
+            rng, filler, num_facts=facts, num_questions=facts, word_share=word_share
         )
     if kind == "calls":
         return tasks.calls(rng, num_turns=max(1, (length - _TOOLS_BLOCK) // _CALL))

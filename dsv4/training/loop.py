@@ -110,7 +110,9 @@ def _one_step(
 ) -> dict[str, float]:
     began = time.monotonic()
     rng = random.Random(f"{recipe.seed} {state.step}")
-    batch = make_batch(rng, stage.mixture, stage.documents, stage.length)
+    batch = make_batch(
+        rng, stage.mixture, stage.documents, stage.length, word_share=stage.word_share
+    )
     parts = _parts(batch)
     state.parameters, state.optimizer, measured, right = compiled(
         state.parameters, state.optimizer, *parts

@@ -49,6 +49,7 @@ class Stage:
       documents: of a step.
       mixture: share of each kind of exercise.
       sparse: attention sees what the indexer selects, and not every entry.
+      word_share: of the codes of facts that are words, as the arguments of calls are.
     """
 
     steps: int
@@ -56,6 +57,7 @@ class Stage:
     documents: int
     mixture: dict[Kind, float]
     sparse: bool
+    word_share: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Recipe:
     stages: tuple[Stage, ...]
     learning_rate: float = 4e-3
     warmup: int = 100
-    decay: int = 390
+    decay: int = 340
     weight_decay: float = 0.01
     indexer_loss: float = 0.1
     balance_loss: float = 0.01
@@ -97,15 +99,21 @@ class Recipe:
         raise ValueError(f"step: beyond the last one by {step}, expected below {self.steps}")
 
 
+_RECALL: dict[Kind, float] = {"recall": 0.9, "plain": 0.1}
+_CALLS: dict[Kind, float] = {"recall": 0.35, "calls": 0.55, "plain": 0.1}
+_BOTH: dict[Kind, float] = {"recall": 0.45, "calls": 0.45, "plain": 0.1}
+
+
 def recipe() -> Recipe:
     """What the shipped checkpoint was trained with."""
     return Recipe(
         (
-            Stage(500, 256, 16, {"recall": 0.5, "calls": 0.4, "plain": 0.1}, sparse=False),
-            Stage(250, 512, 8, {"recall": 0.45, "calls": 0.45, "plain": 0.1}, sparse=False),
-            Stage(300, 1024, 4, {"recall": 0.45, "calls": 0.45, "plain": 0.1}, sparse=True),
-            Stage(220, 2560, 3, {"recall": 0.5, "calls": 0.4, "plain": 0.1}, sparse=True),
-            Stage(250, 1024, 4, {"recall": 0.35, "calls": 0.55, "plain": 0.1}, sparse=True),
-            Stage(140, 2560, 3, {"recall": 0.45, "calls": 0.45, "plain": 0.1}, sparse=True),
+            Stage(420, 256, 16, _RECALL, sparse=False),
+            Stage(400, 256, 16, _CALLS, sparse=False, word_share=0.3),
+            Stage(240, 512, 8, _BOTH, sparse=False, word_share=0.3),
+            Stage(250, 1024, 4, _BOTH, sparse=True, word_share=0.3),
+            Stage(200, 2560, 3, _BOTH, sparse=True, word_share=0.3),
+            Stage(200, 1024, 4, _CALLS, sparse=True, word_share=0.3),
+            Stage(140, 2560, 3, _BOTH, sparse=True, word_share=0.3),
         )
     )
