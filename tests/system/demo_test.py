@@ -32,7 +32,7 @@ def test_the_demo_calls_a_tool_recalls_and_proves_equal_tokens():
     said = demo("--requests", "3")
     assert 'get_weather(city="' in said
     assert "tokens identical to single process: yes (6 of 6 requests, " in said
-    assert re.search(r"\b[3-6] of 6 answers are right", said), said
+    assert re.search(r"\b[56] of 6 answers are right", said), said
 
 
 @pytest.mark.soak
