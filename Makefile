@@ -34,7 +34,7 @@ gpu-check: env ## check the kernels on the GPU of this machine, then measure the
 kernel-table: env ## compile the kernels for every target, no GPU needed, and write the table of docs/kernels.md
 	@$(VENV_PYTHON) -m tests.pallas_kernels.deviceless.table
 
-train-tiny: env ## train the tiny model that the package ships, in build/ (two to three hours on two cores; resumes)
+train-tiny: env ## train the tiny model that the package ships, in build/ (half an hour on two idle cores; resumes)
 	@tools/train_tiny.sh $(ARGS)
 
 lint: env ## ruff, pyright, import-linter, buildifier

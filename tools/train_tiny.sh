@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains the tiny model that the package ships, from nothing or from the last checkpoint, and evaluates it.
-# Takes two to three hours on two cores. Writes build/train-tiny (checkpoints, log, loss.png) and
+# Takes about half an hour on two idle cores, and several on busy ones. Writes build/train-tiny (checkpoints, log, loss.png) and
 # build/tiny_model; to ship the result, copy build/tiny_model over dsv4/tiny_model.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
