@@ -114,12 +114,13 @@ def test_tokens_fed_through_interpreted_decode_kernels_draw_what_the_references_
     assert drawn["pallas"] == drawn["reference"]
 
 
-# So few entries that a narrow index-K changes no choice.
+# So few entries that a narrow index-K changes no choice. The ninth token of the first prompt is a
+# near tie: two logits 0.01 apart, where products in bfloat16 are 0.05 off.
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("index_k_format", ["bf16", "fp8"])
 def test_golden_tokens_come_out_of_interpreted_decode_kernels(loaded, index_k_format):
-    expected, found, _ = decoded(loaded, (1, 5), 12, index_k_format)
+    expected, found, _ = decoded(loaded, (1, 5), 8, index_k_format)
     assert found == expected
 
 
