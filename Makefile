@@ -23,7 +23,7 @@ test: env ## run the tests (all but the soak and GPU ones)
 	@$(VENV_PYTHON) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 soak: env ## run the long tests: many requests, many repetitions, real processes
-	@$(VENV_PYTHON) -m pytest -q -m soak $(ARGS)
+	@NPROC=$${NPROC:-4} $(VENV_PYTHON) -m pytest -q -m soak $(ARGS)  # threads for interpreted kernels
 
 gpu-test: env ## run the tests that need a GPU
 	@$(VENV_PYTHON) -m pytest -q -m gpu $(ARGS)
