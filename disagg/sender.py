@@ -225,7 +225,7 @@ class PrefillService:
             raise AlreadyExists(f"process_epoch: {theirs.epoch.hex()} has a session")
         if theirs.landing is None or theirs.fence is None:
             raise InvalidField.of("landing", None, "landing and fence memory of decode")
-        # Another process's metadata: writes would go to that one, or be taken for its own.
+        # Refuses metadata of another process: writes would go there.
         self._plane.add_peer(theirs.plane_metadata, theirs.agent_name)
         peer = Peer(theirs.epoch, theirs.agent_name, theirs.landing, theirs.fence)
         session = _Session(peer, pages_per_slab, proven)
