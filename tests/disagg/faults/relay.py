@@ -56,8 +56,10 @@ class Relay:
         self.rate = None
 
     async def stop(self) -> None:
+        self.refusing = True
         if self._server is not None:
             self._server.close()
+        await asyncio.sleep(0)  # what was accepted just now is refused
         self._flowing.set()
         self.cut()
         for task in tuple(self._tasks):
@@ -68,14 +70,19 @@ class Relay:
         if self.refusing:
             writer.transport.abort()
             return
+        self._note(asyncio.current_task())
         try:
             there, back = await asyncio.open_connection("127.0.0.1", self._target_port)
-        except OSError:
+        except (OSError, asyncio.CancelledError):  # `stop` cancels
             writer.transport.abort()
             return
         self._writers |= {writer, back}
         for source, sink in ((reader, back), (there, writer)):
-            task = asyncio.create_task(self._forward(source, sink))
+            self._note(asyncio.create_task(self._forward(source, sink)))
+
+    def _note(self, task: asyncio.Task[None] | None) -> None:
+        """A task that `stop` has to end."""
+        if task is not None:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
