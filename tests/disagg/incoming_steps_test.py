@@ -173,6 +173,11 @@ async def nothing() -> None:
     pass
 
 
+async def lose_link(decode) -> None:
+    for transfer in decode.link._transfers:
+        transfer.fail(PeerLost("the link was lost"))
+
+
 def end_calls(decode, *, before_finished=nothing, at_end=nothing, done=None) -> None:
     guard = decode.link._guard
     guard.call = lambda call: SealedCall(EndingCall(call, before_finished, at_end, done), guard)
@@ -184,8 +189,7 @@ def test_a_link_that_is_lost_when_everything_has_come_loses_nothing(rounds):
         async with pairs.pair() as (_, prefill, decode):
 
             async def lose():
-                for transfer in decode.link._transfers:
-                    transfer.fail(PeerLost("the link was lost"))
+                await lose_link(decode)
                 for _ in range(rounds):
                     await asyncio.sleep(0)
 
@@ -295,12 +299,7 @@ def test_a_last_word_that_comes_as_patience_ends_is_too_late_and_no_more():
 def test_a_link_that_is_lost_before_the_last_word_was_read_ends_the_transfer():
     async def test():
         async with pairs.pair() as (_, prefill, decode):
-
-            async def lose():
-                for transfer in decode.link._transfers:
-                    transfer.fail(PeerLost("the link was lost"))
-
-            end_calls(decode, before_finished=lose)
+            end_calls(decode, before_finished=lambda: lose_link(decode))
             ids = prompt(100)
             with pytest.raises(PeerLost, match="the link was lost"):
                 await decode.link.fetch(request(ids), CheckingSink(ids))
