@@ -28,8 +28,8 @@ from dsv4.config import ModelConfig
 # without weight. format: a wrong shape or dtype, a scale too many or too few.
 Kind = Literal["file", "missing", "unexpected", "format"]
 
-# one file, shards: safetensors. orbax: a converted checkpoint.
-Layout = Literal["one file", "shards", "orbax"]
+# one file, files (without an index), shards (with one): safetensors. orbax: a converted checkpoint.
+Layout = Literal["one file", "files", "shards", "orbax"]
 
 # What text needs, beside the weights.
 TEXT_FILES = (
@@ -266,8 +266,11 @@ def _scan(folder: pathlib.Path) -> tuple[Layout, reader.Contents]:
         return "orbax", reader.Contents(problems=(error,))
     if kind == "orbax":
         return kind, converted.scan(folder)
-    layout = "shards" if (folder / reader.INDEX_FILE).exists() else "one file"
-    return layout, reader.scan(folder)
+    contents = reader.scan(folder)
+    if (folder / reader.INDEX_FILE).exists():
+        return "shards", contents
+    count = len({tensor.file for tensor in contents.tensors})
+    return "files" if count > 1 else "one file", contents
 
 
 def _promised(unread: Iterable[str], config: ModelConfig) -> set[str]:

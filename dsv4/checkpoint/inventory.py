@@ -122,8 +122,7 @@ def checkpoint_kind(directory: str | pathlib.Path) -> Kind:
     """
     folder = pathlib.Path(directory)
     with naming_files(folder):
-        weights = (reader.SINGLE_FILE, reader.INDEX_FILE)
-        theirs = [name for name in weights if (folder / name).exists()]
+        theirs = reader.weight_files(folder) if folder.is_dir() else []
         if (folder / INVENTORY_FILE).exists():
             if theirs:
                 raise CheckpointError(

@@ -48,8 +48,8 @@ def load_model(
     """Loads a checkpoint, whatever formats its tensors are stored in.
 
     Args:
-      directory: holds config.json and model.safetensors, or shards and their index, or what
-        `dsv4.checkpoint.convert` made of them.
+      directory: holds config.json and safetensors files, or what `dsv4.checkpoint.convert` made of
+        them.
       compute_dtype: float32 or bfloat16, of the parameters that the model does not keep in float32.
       weights: "packed" keeps quantised weights as they are stored (`dsv4.weights.PackedWeight`),
         unless the experts of a stack differ in format; "expanded" makes all of them plain.

@@ -11,7 +11,7 @@ import json
 import math
 import pathlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -39,6 +39,7 @@ DTYPE_BITS = {
     "F64": 64,
 }
 
+SUFFIX = ".safetensors"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -99,12 +100,13 @@ class Contents:
 
 
 def read_tensors(directory: pathlib.Path) -> list[StoredTensor]:
-    """Returns every tensor of a checkpoint folder, single file or sharded, from the headers alone.
+    """Returns every tensor of a checkpoint folder, from the headers alone.
+
+    Its weights lie in the files that the index lists, or, without one, in all safetensors files.
 
     Raises:
       CheckpointError: no or ambiguous weight files, a damaged header or index, a missing or
-      truncated
-        shard, one name in two shards, index and shards that disagree.
+        truncated file, one name in two files, index and files that disagree.
     """
     contents = scan(directory)
     if contents.problems:
@@ -127,20 +129,28 @@ def scan(directory: pathlib.Path) -> Contents:
 def _scan(directory: pathlib.Path) -> Contents:
     if not directory.is_dir():
         raise CheckpointError("no such folder", file=directory)
-    single, index = directory / SINGLE_FILE, directory / INDEX_FILE
-    if single.exists() and index.exists():
-        raise CheckpointError(
-            f"got both {SINGLE_FILE} and {INDEX_FILE}, expected one", file=directory
-        )
-    if not single.exists() and not index.exists():
+    files = weight_files(directory)
+    if not files:
         seen = sorted(path.name for path in directory.iterdir())[:8]
         raise CheckpointError(
-            f"expected {SINGLE_FILE} or {INDEX_FILE}, got {seen or 'an empty folder'}",
+            f"expected {SINGLE_FILE}, {INDEX_FILE} or other {SUFFIX} files, got "
+            f"{seen or 'an empty folder'}",
             file=directory,
         )
-    if single.exists():
-        return Contents(tuple(read_header(single)))
-    return _scan_shards(directory, index)
+    if files[0] == INDEX_FILE:
+        return _scan_indexed(directory, directory / INDEX_FILE)
+    found, problems, _ = _scan_files(directory, files)
+    return Contents(tuple(found.values()), tuple(problems))
+
+
+def weight_files(directory: pathlib.Path) -> list[str]:
+    """Returns the names of the index, if there is one, and of all safetensors files of a folder.
+
+    Without an index all of them are the checkpoint; what is missing is found by its parameters.
+    Raises OSError if the folder can't be listed.
+    """
+    names = sorted(path.name for path in directory.iterdir() if path.name.endswith(SUFFIX))
+    return [INDEX_FILE, *names] if (directory / INDEX_FILE).exists() else names
 
 
 def read_header(path: pathlib.Path) -> list[StoredTensor]:
@@ -247,7 +257,29 @@ def _check_extent(tensors: list[StoredTensor], path: pathlib.Path, payload: int,
         )
 
 
-def _scan_shards(directory: pathlib.Path, index: pathlib.Path) -> Contents:
+def _scan_files(
+    directory: pathlib.Path, files: Iterable[str]
+) -> tuple[dict[str, StoredTensor], list[CheckpointError], set[str]]:
+    """Returns name -> tensor of all files, one problem a file, and the files that can be read."""
+    found: dict[str, StoredTensor] = {}
+    problems: list[CheckpointError] = []
+    readable: set[str] = set()
+    for file in files:
+        try:
+            tensors = read_header(directory / file)
+        except CheckpointError as error:
+            problems.append(error)
+            continue
+        readable.add(file)
+        for tensor in tensors:
+            if tensor.name in found:
+                other = found[tensor.name].file.name
+                problems.append(tensor.error(f"is also in {other}, expected once"))
+            found.setdefault(tensor.name, tensor)
+    return found, problems, readable
+
+
+def _scan_indexed(directory: pathlib.Path, index: pathlib.Path) -> Contents:
     try:
         weight_map = parse_json(index.read_bytes(), index).get("weight_map")
     except OSError as error:
@@ -256,23 +288,20 @@ def _scan_shards(directory: pathlib.Path, index: pathlib.Path) -> Contents:
         raise CheckpointError(
             f"weight_map: got {type(weight_map).__name__}, expected a non-empty object", file=index
         )
+    shards = {shard for shard in weight_map.values() if isinstance(shard, str)}
+    if SINGLE_FILE not in shards and (directory / SINGLE_FILE).exists():
+        raise CheckpointError(
+            f"got both {SINGLE_FILE} and {INDEX_FILE}, which does not list it, expected one",
+            file=directory,
+        )
     problems = _check_shard_names(weight_map, directory, index)
-    found: dict[str, StoredTensor] = {}
-    readable: set[str] = set()
-    for shard in sorted({shard for shard in weight_map.values() if isinstance(shard, str)}):
-        if pathlib.PurePath(shard).name != shard or not (directory / shard).is_file():
-            continue
-        try:
-            tensors = read_header(directory / shard)
-        except CheckpointError as error:
-            problems.append(error)
-            continue
-        readable.add(shard)
-        for tensor in tensors:
-            if tensor.name in found:
-                other = found[tensor.name].file.name
-                problems.append(tensor.error(f"is also in {other}, expected once"))
-            found.setdefault(tensor.name, tensor)
+    there = (
+        shard
+        for shard in sorted(shards)
+        if pathlib.PurePath(shard).name == shard and (directory / shard).is_file()
+    )
+    found, of_files, readable = _scan_files(directory, there)
+    problems += of_files
     unread = {name for name, shard in weight_map.items() if str(shard) not in readable}
     problems += _check_index(weight_map, found, unread, index)
     return Contents(tuple(found.values()), tuple(problems), frozenset(unread - found.keys()))

@@ -179,8 +179,8 @@ def _weight_files(report: Report) -> str:
     count = len(report.files)
     if report.layout == "orbax":
         return f"Orbax, {count} folders, {total}"
-    files = "one file" if report.layout == "one file" else f"{count} files and their index"
-    return f"safetensors, {files}, {total}"
+    files = {"files": f"{count} files without an index", "shards": f"{count} files and their index"}
+    return f"safetensors, {files.get(report.layout, report.layout)}, {total}"
 
 
 def _needs_table(report: Report) -> Table:

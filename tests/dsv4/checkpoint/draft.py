@@ -39,7 +39,9 @@ class Draft:
         writer.write_safetensors(folder / reader.SINGLE_FILE, self.tensors)
         return folder
 
-    def write_shards(self, folder: pathlib.Path, count: int = 3) -> pathlib.Path:
+    def write_shards(
+        self, folder: pathlib.Path, count: int = 3, *, index: bool = True
+    ) -> pathlib.Path:
         """Writes a sharded checkpoint, tensors dealt out in turn; returns the folder."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(self.config))
@@ -49,7 +51,8 @@ class Draft:
             part = dict(list(self.tensors.items())[shard::count])
             writer.write_safetensors(folder / file, part)
             weight_map |= dict.fromkeys(part, file)
-        (folder / reader.INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
+        if index:
+            (folder / reader.INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
         return folder
 
 

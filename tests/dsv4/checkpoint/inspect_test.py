@@ -40,10 +40,11 @@ def test_a_sound_checkpoint_has_no_problem_and_the_counts_of_its_manifest(kind):
     assert file.tensors == report.counts.total().tensors
 
 
-def test_shards_are_listed_one_by_one(tmp_path):
+@pytest.mark.parametrize(("index", "layout"), [(True, "shards"), (False, "files")])
+def test_shards_are_listed_one_by_one(tmp_path, index, layout):
     golden = draft.golden("mxfp4")
-    report = inspect.inspect(golden.write_shards(tmp_path, 4))
-    assert report.layout == "shards"
+    report = inspect.inspect(golden.write_shards(tmp_path, 4, index=index))
+    assert report.layout == layout
     assert [file.name for file in report.files] == [draft.shard_name(i, 4) for i in range(4)]
     assert sum(file.tensors for file in report.files) == len(golden.tensors)
     assert report.problems == ()

@@ -112,6 +112,7 @@ def test_another_version_is_refused(tmp_path):
         ([], "safetensors"),
         (["model.safetensors"], "safetensors"),
         (["model.safetensors.index.json"], "safetensors"),
+        (["weights", "model-00001-of-00001.safetensors"], "safetensors"),
         (["weights.json"], "orbax"),
         (["weights"], "orbax"),
         (["weights", "model.safetensors"], "safetensors"),

@@ -466,6 +466,16 @@ def test_a_config_of_another_model_is_a_wrong_shape(tmp_path):
     assert "shape: got [48], expected [64]" in str(refusal(damaged.write(tmp_path)))
 
 
+def test_a_shard_that_is_lost_without_an_index_is_missed_by_its_tensors(tmp_path):
+    golden = draft.golden("bf16")
+    lost = draft.shard_name(1)
+    folder = golden.write_shards(tmp_path, index=False)
+    (folder / lost).unlink()
+    error = refusal(folder)
+    assert error.tensor in list(golden.tensors)[1::3]
+    assert "missing: no file holds it" in str(error) and str(folder) in str(error)
+
+
 def test_a_folder_without_weights_lists_what_it_has(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(draft.golden("bf16").config))
     assert "expected model.safetensors" in str(refusal(tmp_path))

@@ -77,6 +77,31 @@ def test_a_name_in_two_files_is_read_once(folder):
     assert [(p.tensor, p.file.name) for p in contents.problems] == [("t0", draft.shard_name(1, 4))]
 
 
+def test_without_an_index_all_safetensors_files_are_read(folder):
+    (folder / reader.INDEX_FILE).unlink()
+    (folder / "notes.txt").touch()
+    (folder / draft.shard_name(3, 4)).rename(folder / reader.SINGLE_FILE)
+    contents = reader.scan(folder)
+    assert sorted(tensor.name for tensor in contents.tensors) == NAMES
+    assert contents.problems == ()
+    twice = folder / "z.safetensors"
+    writer.write_safetensors(twice, {"t3": np.ones(2, np.float32)})
+    (folder / draft.shard_name(1, 4)).write_bytes(b"")
+    contents = reader.scan(folder)
+    assert [(p.tensor, p.file.name) for p in contents.problems] == [
+        (None, draft.shard_name(1, 4)),
+        ("t3", "z.safetensors"),
+    ]
+
+
+def test_a_single_file_beside_an_index_must_be_listed_by_it(folder):
+    (folder / draft.shard_name(3, 4)).rename(folder / reader.SINGLE_FILE)
+    (problem,) = reader.scan(folder).problems
+    assert f"got both {reader.SINGLE_FILE} and {reader.INDEX_FILE}" in str(problem)
+    edit_map(folder, lambda weights: weights.update(t3=reader.SINGLE_FILE, t7=reader.SINGLE_FILE))
+    assert sorted(tensor.name for tensor in reader.read_tensors(folder)) == NAMES
+
+
 def test_a_folder_without_weights_is_a_problem_not_a_crash(tmp_path):
     assert "expected model.safetensors" in str(reader.scan(tmp_path).problems[0])
     assert "no such folder" in str(reader.scan(tmp_path / "absent").problems[0])
