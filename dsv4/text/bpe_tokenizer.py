@@ -32,7 +32,8 @@ class BpeTokenizer:
           source: where it came from; every error names it.
 
         Raises:
-          ValueError: it is not a byte-level BPE, or it has no BOS or EOS token.
+          ValueError: it is not a byte-level BPE that can write every text, the same each time and
+            with control tokens apart, or it has no BOS or EOS token.
         """
         self.source = source
         self._definition = definition
@@ -42,10 +43,12 @@ class BpeTokenizer:
                 f"{source}: expected model BPE with decoder ByteLevel, got model {kind[0]} with "
                 f"decoder {kind[1]}"
             )
+        if definition["model"].get("dropout"):
+            raise ValueError(
+                f"{source}: model.dropout: expected none, got {definition['model']['dropout']!r}"
+            )
         vocabulary, added = _vocabulary(definition, source)
-        self.special_tokens: Mapping[str, int] = MappingProxyType(
-            {token["content"]: token["id"] for token in added}
-        )
+        self.special_tokens: Mapping[str, int] = MappingProxyType(added)
         self._bytes = _bytes_by_id(vocabulary, self.special_tokens, source)
         self.vocab_size: int = len(self._bytes)
         self.longest_token: int = max(len(part) for part in self._bytes if part is not None)
@@ -54,13 +57,14 @@ class BpeTokenizer:
         # Without added tokens no user text can turn into a control id: `encode_special_tokens` of
         # the library would cover only those flagged special, which <think> and <｜User｜> are not.
         self._plain = _build({**definition, "added_tokens": []}, source)
+        self._refuse_reachable_controls(vocabulary)
 
     @classmethod
     def from_file(cls, path: pathlib.Path) -> "BpeTokenizer":
         """Reads a tokenizer.json. Raises ValueError naming the file if it cannot be used."""
         try:
             definition = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"{path}: cannot be read as JSON: {error}") from error
         if not isinstance(definition, dict):
             raise ValueError(f"{path}: expected a JSON object, got {type(definition).__name__}")
@@ -105,7 +109,24 @@ class BpeTokenizer:
 
     @functools.cached_property
     def _with_special(self) -> tokenizers.Tokenizer:
-        return _build(self._definition, self.source)
+        tokenizer = _build(self._definition, self.source)
+        for name, index in self.special_tokens.items():
+            found = tokenizer.token_to_id(name)
+            if found != index:
+                raise ValueError(
+                    f"{self.source}: added_tokens: the tokenizers library gives {name!r} id "
+                    f"{found}, expected {index}"
+                )
+        return tokenizer
+
+    def _refuse_reachable_controls(self, vocabulary: Mapping[str, int]) -> None:
+        """Refuses a vocabulary whose merges make a control token of plain text."""
+        for name, index in self.special_tokens.items():
+            if name in vocabulary and index in self.encode(name):
+                raise ValueError(
+                    f"{self.source}: model.vocab: expected no token that plain text becomes to be "
+                    f"a control token, got {name!r} (id {index})"
+                )
 
     def _control_id(self, name: str) -> int:
         if name not in self.special_tokens:
@@ -123,8 +144,11 @@ def _kind(definition: Mapping[str, Any]) -> tuple[str, str]:
 
 def _vocabulary(
     definition: Mapping[str, Any], source: str
-) -> tuple[Mapping[str, int], list[dict[str, Any]]]:
-    """Returns (token text -> id of the BPE model, added tokens), checked for their types."""
+) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    """Returns token text -> id of the BPE model and of the added tokens.
+
+    Checked for their types; no two tokens have the same id.
+    """
     vocabulary = definition["model"].get("vocab")
     if not isinstance(vocabulary, dict) or not vocabulary:
         raise ValueError(
@@ -133,11 +157,21 @@ def _vocabulary(
     for token, index in vocabulary.items():
         if not isinstance(index, int) or index < 0:
             raise ValueError(f"{source}: model.vocab: {token!r}: expected an id, got {index!r}")
-    added = definition.get("added_tokens") or []
-    for token in added:
+    listed = definition.get("added_tokens") or []
+    if not isinstance(listed, list):
+        raise ValueError(f"{source}: added_tokens: expected an array, got {listed!r:.80}")
+    added: dict[str, int] = {}
+    owners = {index: token for token, index in vocabulary.items()}
+    for token in listed:
         content = token.get("content") if isinstance(token, dict) else None
         if not isinstance(content, str) or not isinstance(token.get("id"), int) or token["id"] < 0:
             raise ValueError(f"{source}: added_tokens: expected content and id, got {token!r:.80}")
+        owner = owners.setdefault(token["id"], content)
+        if owner != content or added.setdefault(content, token["id"]) != token["id"]:
+            raise ValueError(
+                f"{source}: added_tokens: expected an id of its own for each token, got "
+                f"{token['id']} for {content!r:.80} and {owner!r:.80}"
+            )
     return vocabulary, added
 
 
@@ -146,6 +180,12 @@ def _bytes_by_id(
 ) -> list[bytes | None]:
     """Returns the bytes of each id; None where the vocabulary has a gap."""
     alphabet = _byte_alphabet()
+    lacking = [byte for character, byte in alphabet.items() if character not in vocabulary]
+    if lacking:
+        raise ValueError(
+            f"{source}: model.vocab: expected a token for each of 256 bytes, got none for "
+            f"{bytes(lacking[:8])!r} ({len(lacking)} in all)"
+        )
     size = 1 + max(max(vocabulary.values()), max(added.values(), default=0))
     if size > 1 << 24:
         raise ValueError(f"{source}: expected ids below {1 << 24}, got {size - 1}")
@@ -161,7 +201,10 @@ def _bytes_by_id(
                 "which is no character of the byte-level alphabet"
             ) from error
     for token, index in added.items():
-        table[index] = token.encode("utf-8")
+        try:
+            table[index] = utf8.encode_utf8(token)
+        except ValueError as error:
+            raise ValueError(f"{source}: added_tokens: id {index}: {error}") from error
     return table
 
 
@@ -178,7 +221,9 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 def _build(definition: Mapping[str, Any], source: str) -> tokenizers.Tokenizer:
+    # How a batch was cut and padded last is saved too, and is nothing of the vocabulary.
+    whole = {**definition, "truncation": None, "padding": None}
     try:
-        return tokenizers.Tokenizer.from_str(json.dumps(definition))
+        return tokenizers.Tokenizer.from_str(json.dumps(whole))
     except Exception as error:  # the library raises bare Exception for every malformed definition
         raise ValueError(f"{source}: the tokenizers library refuses it: {error}") from error

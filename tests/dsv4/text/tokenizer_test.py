@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+from tokenizers import pre_tokenizers
 
 from dsv4.text import bpe_tokenizer, byte_tokenizer, special_tokens, tokenizer
 
@@ -20,12 +21,15 @@ def write_tokenizer(directory, *, last_id):
     flags |= {"lstrip": False, "rstrip": False}
     names = enumerate((special_tokens.BOS, special_tokens.EOS))
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    # Every byte has a token, the letters a and b those the tests look at.
+    vocabulary = dict.fromkeys(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    vocabulary = {character: 3 + i for i, character in enumerate(vocabulary)}
     definition = {
         "version": "1.0",
         "added_tokens": [{"id": i, "content": name} | flags for i, name in names],
         "pre_tokenizer": byte_level | {"use_regex": False},
         "decoder": byte_level | {"use_regex": True},
-        "model": {"type": "BPE", "vocab": {"a": 2, "b": last_id}, "merges": []},
+        "model": {"type": "BPE", "vocab": vocabulary | {"a": 2, "b": last_id}, "merges": []},
     }
     (directory / "tokenizer.json").write_text(json.dumps(definition))
 
@@ -40,6 +44,12 @@ def test_a_tokenizer_file_of_the_checkpoint_comes_first(tmp_path):
     found = tokenizer.load_tokenizer(tmp_path, Config(384))
     assert isinstance(found, bpe_tokenizer.BpeTokenizer)
     assert found.encode("ab") == [2, 383]
+
+
+def test_a_link_that_leads_nowhere_is_an_error_and_nothing_else_is_taken(tmp_path):
+    (tmp_path / "tokenizer.json").symlink_to(tmp_path / "absent")
+    with pytest.raises(ValueError, match=r"tokenizer.json: cannot be read"):
+        tokenizer.load_tokenizer(tmp_path, Config(384))
 
 
 def test_the_real_vocabulary_comes_from_the_package(real, tmp_path, monkeypatch):
