@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
+_SHOWN_CHARS = 200
+
 
 class DisaggError(Exception):
     """Base of all hand-over errors.
@@ -37,7 +39,10 @@ class InvalidField(DisaggError):
     @classmethod
     def of(cls, field: str, seen: object, expected: str) -> Self:
         """The error for one field: what was seen there and what was expected."""
-        error = cls(f"{field}: seen {seen!r}, expected {expected}")
+        shown = repr(seen)
+        if len(shown) > _SHOWN_CHARS:
+            shown = shown[: _SHOWN_CHARS - 3] + "..."
+        error = cls(f"{field}: seen {shown}, expected {expected}")
         error.field = field
         return error
 

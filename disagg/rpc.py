@@ -31,7 +31,8 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.enable_retries", 0),
 ]
 
-MAX_DETAIL_CHARS = 2000
+# gRPC escapes a status detail and drops a status whose trailers exceed 8 KiB.
+MAX_DETAIL_BYTES = 4000
 """Longer status details may not fit the peer's limit for headers."""
 
 
@@ -125,8 +126,20 @@ def _status_now(call: grpc.aio.StreamStreamCall[Any, Any]) -> list[grpc.aio.AioR
     return []
 
 
+def status_detail(message: str) -> str:
+    """Returns a message as a status can carry it: cut where its escaped form gets too long."""
+    text = message.encode("utf-8", "replace").decode("utf-8")
+    room = MAX_DETAIL_BYTES
+    for index, character in enumerate(text):
+        is_plain = " " <= character <= "~" and character != "%"
+        room -= 1 if is_plain else 3 * len(character.encode("utf-8"))
+        if room < 0:
+            return text[:index] + "..."
+    return text
+
+
 async def abort(context: grpc.aio.ServicerContext, error: DisaggError) -> NoReturn:
     """Ends a call on the server side with the status of an error."""
     code = grpc.StatusCode[error.code]
-    await context.abort(code, error.message[:MAX_DETAIL_CHARS], (_OURS,))
+    await context.abort(code, status_detail(error.message), (_OURS,))
     raise error  # context.abort never returns

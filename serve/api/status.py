@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import grpc
 
 from disagg.errors import DisaggError
+from disagg.rpc import status_detail
 
 REQUEST_ID_KEY = "dsv4-request-id"
 ERROR_FIELD_KEY = "dsv4-error-field"
@@ -43,7 +44,7 @@ async def abort_with(
         trailers.append((ERROR_FIELD_KEY, field))
     if error.code == "RESOURCE_EXHAUSTED":
         trailers.append((RETRY_AFTER_KEY, str(DEFAULT_RETRY_AFTER_MS)))
-    await context.abort(grpc.StatusCode[error.code], str(error), tuple(trailers))
+    await context.abort(grpc.StatusCode[error.code], status_detail(str(error)), tuple(trailers))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,42 @@ import grpc
 import pytest
 
 from disagg import rpc
-from disagg.errors import PeerLost
+from disagg.errors import DataLoss, PeerLost
+
+
+@pytest.mark.parametrize(
+    "message", ["short", "｜", "x" * 100_000, "｜%\n" * 30_000, "\ud800" * 9000]
+)
+def test_a_message_of_any_length_arrives_with_its_code(message):
+    """gRPC replaces a status that does not fit by RESOURCE_EXHAUSTED."""
+
+    async def refuse(request, context):
+        await rpc.abort(context, DataLoss(message))
+
+    async def scenario() -> grpc.aio.AioRpcError:
+        server = grpc.aio.server()
+        method = grpc.unary_unary_rpc_method_handler(refuse)
+        server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler("test", {"Refuse": method})]
+        )
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await channel.unary_unary("/test/Refuse")(b"")
+                return caught.value
+        finally:
+            await server.stop(None)
+
+    error = asyncio.run(scenario())
+    assert error.code() is grpc.StatusCode.DATA_LOSS
+    details = error.details() or ""
+    if len(message) < 100:
+        assert details == message
+    else:
+        assert len(details) > 100 and details.endswith("...")
+        assert message.encode("utf-8", "replace").decode().startswith(details[:-3])
 
 
 class Call:

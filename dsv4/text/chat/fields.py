@@ -12,25 +12,27 @@ from typing import Any
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SHOWN_CHARS = 80
+_SHOWN_CHOICES = 16
+_PATH_CHARS = 200
 
 
 class ConversationError(ValueError):
     """A value of a conversation cannot be used.
 
     Attributes:
-      path: where it is, e.g. `messages[3].tool_calls[0].function.name`.
+      path: where it is, e.g. `messages[3].tool_calls[0].function.name`; a long one without its
+        middle.
       seen: the value, or a short description of it.
       expected: what may stand there.
     """
 
     def __init__(self, path: str, seen: object, expected: str) -> None:
+        if len(path) > _PATH_CHARS:
+            path = f"{path[: _PATH_CHARS // 2]}...{path[3 - _PATH_CHARS // 2 :]}"
         self.path = path
         self.seen = seen
         self.expected = expected
-        shown = "nothing" if seen is MISSING else repr(seen)
-        if len(shown) > _SHOWN_CHARS:
-            shown = shown[: _SHOWN_CHARS - 3] + "..."
-        super().__init__(f"{path}: expected {expected}, got {shown}")
+        super().__init__(f"{path}: expected {expected}, got {_shown(seen)}")
 
 
 class _Missing:
@@ -41,6 +43,14 @@ class _Missing:
 
 
 MISSING = _Missing()
+
+
+def _shown(value: object) -> str:
+    try:
+        shown = repr(value)
+    except RecursionError:
+        shown = f"a deeply nested {type(value).__name__}"
+    return shown if len(shown) <= _SHOWN_CHARS else shown[: _SHOWN_CHARS - 3] + "..."
 
 
 def join(path: str, key: str) -> str:
@@ -88,5 +98,8 @@ def read_optional_text(parent: Mapping[str, Any], key: str, path: str) -> str:
 def read_choice(value: Any, path: str, choices: Collection[str]) -> str:
     """Returns `value` if it is one of `choices`, else raises ConversationError."""
     if not isinstance(value, str) or value not in choices:
-        raise ConversationError(path, value, "one of " + ", ".join(sorted(choices)))
+        listed = sorted(choices)
+        if len(listed) > _SHOWN_CHOICES:
+            listed[_SHOWN_CHOICES:] = [f"... ({len(listed)} in all)"]
+        raise ConversationError(path, value, "one of " + ", ".join(listed))
     return value

@@ -170,6 +170,38 @@ def test_what_cannot_be_used_is_invalid_argument_and_named_by_its_path(conversat
     assert not engine.seen
 
 
+_DEEP: Any = float("nan")
+for _ in range(150):
+    _DEEP = {"key" * 20: _DEEP}
+NAMED = {"type": "function", "function": {"name": "absent"}}
+
+
+@pytest.mark.parametrize(
+    ("conversation", "field"),
+    [
+        ({**ASK, "stop": [f"END {index}" for index in range(2000)]}, "stop"),
+        ({**ASK, "temperature": "｜" * 100_000}, "temperature"),
+        ({**ASK, "x" * 100_000: 1}, "[" + json.dumps("x" * 80) + "]"),
+        (
+            {
+                **ASK,
+                "tools": [{"function": {"name": f"f{index:064}"}} for index in range(400)],
+                "tool_choice": NAMED,
+            },
+            "tool_choice.function.name",
+        ),
+        (json.dumps({**ASK, "tools": [{"function": {"name": "f", "parameters": _DEEP}}]}), None),
+    ],
+    ids=["list", "text", "key", "choices", "path"],
+)
+def test_however_much_was_wrong_the_client_hears_what_and_where(conversation, field):
+    """gRPC replaces a status whose trailers are too long by RESOURCE_EXHAUSTED."""
+    error = chat(scripted(f"a{EOS}"), conversation)[0].error
+    assert error is not None and error.code == "INVALID_ARGUMENT"
+    assert error.field is not None and error.field in error.message
+    assert field in (error.field, None)
+
+
 def test_bad_sampling_and_too_long_a_conversation_are_named_too():
     error = chat(scripted("a"), sampling=Sampling(top_p=0.0))[0].error
     assert error is not None and error.field == "top_p"

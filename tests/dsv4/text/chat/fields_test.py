@@ -37,6 +37,34 @@ def test_a_long_value_is_shown_in_part():
     assert caught.value.seen == "x" * 10_000
 
 
+def test_a_long_path_is_shown_without_its_middle():
+    path = "tools[3]"
+    for _ in range(300):
+        path = fields.join(path, "x" * 60)
+    with pytest.raises(ConversationError) as caught:
+        fields.read_text(5, fields.join(path, "end"))
+    assert len(caught.value.path) == 200
+    assert caught.value.path.startswith("tools[3].xxx") and caught.value.path.endswith("xxx.end")
+
+
+def test_of_many_choices_some_are_named():
+    choices = [f"tool_{index:03}" for index in range(200)]
+    with pytest.raises(ConversationError) as caught:
+        fields.read_choice("x", "a", choices)
+    assert "one of tool_000, tool_001, " in str(caught.value)
+    assert "tool_015, ... (200 in all), got 'x'" in str(caught.value)
+
+
+def test_a_value_nested_too_deeply_to_be_shown_is_refused_all_the_same():
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(ConversationError, match="a: expected a string, got a deeply nested list"):
+        fields.read_text(deep, "a")
+    while deep:
+        deep = deep[0]
+
+
 def test_good_values_pass():
     assert fields.read_object({"a": 1}, "p") == {"a": 1}
     assert list(fields.read_array(["x", 2], "p")) == [("x", "p[0]"), (2, "p[1]")]
