@@ -56,14 +56,12 @@ def loads(text: str, path: str = "") -> Any:
         return repeating
 
     def read_float(number: str) -> float | _Unreadable:
-        value = float(number)
-        return value if math.isfinite(value) else unreadable(number, "a number of 64 bits")
+        expected = expected_float(number)
+        return unreadable(number, expected) if expected else float(number)
 
     def read_integer(number: str) -> int | _Unreadable:
-        limit = sys.get_int_max_str_digits()
-        if limit and len(number.removeprefix("-")) > limit:
-            return unreadable(number, f"an integer of at most {limit} digits")
-        return int(number)
+        expected = expected_integer(number)
+        return unreadable(number, expected) if expected else int(number)
 
     value = json.loads(
         text,
@@ -75,6 +73,18 @@ def loads(text: str, path: str = "") -> Any:
     if found:
         _refuse(value, path)
     return value
+
+
+def expected_float(number: str) -> str:
+    """Returns what is expected instead of a JSON number with fraction or exponent; "" if it is."""
+    return "" if math.isfinite(float(number)) else "a number of 64 bits"
+
+
+def expected_integer(number: str) -> str:
+    """Returns what is expected instead of a JSON integer that cannot be kept; "" if it can."""
+    limit = sys.get_int_max_str_digits()
+    is_long = 0 < limit < len(number.removeprefix("-"))
+    return f"an integer of at most {limit} digits" if is_long else ""
 
 
 def _refuse(value: Any, path: str) -> None:

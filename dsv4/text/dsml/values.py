@@ -8,6 +8,7 @@ import json
 import re
 from typing import Any
 
+from dsv4.text.chat import strict_json
 from dsv4.text.dsml import schema
 from dsv4.text.dsml.schema import Types
 
@@ -15,11 +16,16 @@ _INTEGER = re.compile(r"-?[0-9]+(?:\.0+)?")
 _JSON_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\Z)', re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 
 
 class MalformedValueError(ValueError):
     """What the model wrote is no value that the schema could mean."""
+
+
+class UnkeptValueError(MalformedValueError):
+    """It is JSON, but no client could send it back in a conversation."""
 
 
 def json_string(text: str) -> str:
@@ -32,6 +38,10 @@ def json_value(text: str) -> tuple[str, str] | None:
 
     Control characters in strings, which JSON wants escaped, are escaped. NaN and Infinity are not
     JSON. The type is "integer" for what a schema calls an integer, 5.0 included.
+
+    Raises:
+      UnkeptValueError: it holds a number beyond float64, an integer of too many digits or an
+        escaped half of a character, or is nested too deeply.
     """
     text = text.strip(" \t\r\n")
     if not _is_json(text):
@@ -69,7 +79,12 @@ def read_value(written: str, flag: str | None, types: Types) -> str:
 
 
 def _read_json(written: str, types: Types, text_allowed: bool) -> str:
-    found = json_value(written)
+    try:
+        found = json_value(written)
+    except UnkeptValueError:
+        if types is None or not text_allowed:
+            raise
+        return json_string(written)
     if found is None:
         if text_allowed:
             return json_string(written)
@@ -94,22 +109,37 @@ def _read_json(written: str, types: Types, text_allowed: bool) -> str:
 def _convert(written: str, types: Types) -> str | None:
     """Returns the JSON text of the one value of `types` that `written` can mean, None if none."""
     text = written.strip()
-    found = json_value(_PYTHON_LITERALS.get(text, text))
+    try:
+        found = json_value(_PYTHON_LITERALS.get(text, text))
+    except UnkeptValueError:
+        return None
     if found is None or (types is not None and found[0] not in types):
         return None
     return found[1]
 
 
 def _is_json(text: str) -> bool:
+    problems: list[str] = []
+
+    def read_integer(number: str) -> None:
+        problems.append(strict_json.expected_integer(number))
+
+    def read_float(number: str) -> None:
+        problems.append(strict_json.expected_float(number))
+
     try:
-        json.loads(text, parse_int=_ignore, parse_float=_ignore, parse_constant=_refuse)
-    except (ValueError, RecursionError):
+        value = json.loads(
+            text, parse_int=read_integer, parse_float=read_float, parse_constant=_refuse
+        )
+    except RecursionError as error:
+        raise UnkeptValueError("nested too deeply") from error
+    except ValueError:
         return False
+    if _ESCAPED_SURROGATE.search(text) and _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
+        problems.append("Unicode text")
+    for expected in filter(None, problems):
+        raise UnkeptValueError(f"expected {expected}")
     return True
-
-
-def _ignore(text: str) -> Any:
-    return None
 
 
 def _refuse(text: str) -> Any:

@@ -1,7 +1,12 @@
 """Arguments are what the model wrote, all of it, or there is no call."""
 
-import pytest
+import json
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4.text.chat.messages import ToolCall
 from tests.dsv4.text.dsml.documents import (
     INVOKE_END,
     MARKED,
@@ -36,6 +41,35 @@ def test_an_attribute_that_no_tag_has_is_not_thrown_away(text: str) -> None:
     response = parse_every_way(section(text))
     assert (calls(response), response.content) == ([], "")
     assert flaws(response)[0] == "malformed"
+
+
+json_texts = st.recursive(
+    st.sampled_from(
+        ("1e400", "-1e999", "1" * 4301, "1" * 4300, "NaN", '"\\ud83d"', '"\\ud83d\\ude00"', "0.10")
+    )
+    | st.text(max_size=4).map(json.dumps),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda parts: f"[{', '.join(parts)}]")
+        | st.tuples(st.text(max_size=3).map(json.dumps), inner).map("{{{0[0]}: {0[1]}}}".format)
+    ),
+    max_leaves=6,
+)
+
+
+@given(json_texts, st.sampled_from(["true", "false", None]), st.sampled_from(["x", "items", "y"]))
+def test_a_call_that_was_made_can_be_sent_back(written, flag, name) -> None:
+    """What the client is given must be what it may say in the next turn."""
+    forms = (
+        invoke("any", parameter(name, written, flag)),
+        invoke("any", f'{{"{name}": {written}}}'),
+    )
+    for form in forms:
+        response = parse_every_way(section(form))
+        assert calls(response) or flaws(response) == ["malformed"]
+        for call in response.tool_calls:
+            function = {"name": call.name, "arguments": call.arguments}
+            sent = ToolCall.from_json({"id": call.id, "function": function}, "call")
+            assert json.loads(sent.arguments) == json.loads(call.arguments)
 
 
 @pytest.mark.parametrize(
