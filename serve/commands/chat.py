@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
+from dsv4.text.chat import strict_json
 from serve.api.proto.dsv4.generate.v1 import generate_pb2 as pb
 from serve.client import Client, Sampling
 from serve.commands.sampling import sampling_of
@@ -60,7 +61,7 @@ def read_conversation(options: argparse.Namespace) -> dict[str, Any]:
 def _read_json(flag: str, file: str) -> Any:
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-        return json.loads(text)
+        return strict_json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(flag, file, f"a readable JSON file ({error})") from None
 

@@ -86,19 +86,15 @@ def read_request(body: Mapping[str, Any], defaults: RequestDefaults | None = Non
     said = list(messages.read_messages(given.get("messages", MISSING)))
     _check_end(said)
     _check_results(said)
-    tools = messages.read_tools(given.get("tools"))
+    tools = _declared(said, messages.read_tools(given.get("tools")))
     choice = _tool_choice(given.get("tool_choice"), tools)
-    shown = () if choice.mode is Choice.NONE else tools
-    _check_names(said, shown)
+    if choice.mode is Choice.NONE:
+        said = [replace(message, tools=()) for message in said]
     response_format = given.get("response_format")
     if response_format is not None:
         response_format = ResponseFormat.from_json(response_format, "response_format")
-    if said[0].role is not Role.SYSTEM and (shown or response_format is not None):
-        said.insert(0, Message(Role.SYSTEM))
-    if shown:
-        said[0] = replace(said[0], tools=shown)
     if response_format is not None:
-        said[0] = replace(said[0], response_format=response_format)
+        _system(said, response_format=response_format)
     options = given.get("chat_template_kwargs")
     options = fields.read_object({} if options is None else options, "chat_template_kwargs")
     keys.TEMPLATE.check(options, "chat_template_kwargs")
@@ -111,7 +107,7 @@ def read_request(body: Mapping[str, Any], defaults: RequestDefaults | None = Non
         # Hiding the tools for one request leaves the rest of the prompt as it was.
         keep_reasoning=drop is False or bool(tools),
     )
-    return ChatRequest(conversation, conversation.tools or tools, choice)
+    return ChatRequest(conversation, tools, choice)
 
 
 def _check_end(said: list[Message]) -> None:
@@ -148,15 +144,30 @@ def _check_results(said: list[Message]) -> None:
             raise ConversationError(f"{path}.tool_call_id", message.tool_call_id, expected)
 
 
-def _check_names(said: list[Message], tools: tuple[Tool, ...]) -> None:
-    """Refuses tools of the request and of several messages that share a name."""
+def _declared(said: list[Message], tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+    """Puts the tools of the request into its first message; returns those of all messages.
+
+    Tools of the request and of several messages may not share a name.
+    """
     known = {tool.name for tool in tools}
+    declared = list(tools)
     for index, message in enumerate(said):
         if tools and index == 0 and message.role is Role.SYSTEM:
             continue  # its tools are replaced
         for place, tool in enumerate(message.tools):
             messages.refuse_known_name(tool.name, known, f"messages[{index}].tools[{place}]")
             known.add(tool.name)
+            declared.append(tool)
+    if tools:
+        _system(said, tools=tools)
+    return tuple(declared)
+
+
+def _system(said: list[Message], **parts: Any) -> None:
+    """Sets parts of the system message that comes first, an empty one if there is none."""
+    if said[0].role is not Role.SYSTEM:
+        said.insert(0, Message(Role.SYSTEM))
+    said[0] = replace(said[0], **parts)
 
 
 def _tool_choice(value: Any, tools: tuple[Tool, ...]) -> ToolChoice:

@@ -117,7 +117,16 @@ def test_a_file_holds_messages_or_a_whole_conversation_and_flags_beat_it(tmp_pat
     }
 
 
-@pytest.mark.parametrize(("text", "flag"), [("{", "messages"), ("3", "messages"), ("{}", "tools")])
+@pytest.mark.parametrize(
+    ("text", "flag"),
+    [
+        ("{", "messages"),
+        ("3", "messages"),
+        ("{}", "tools"),
+        ('[{"role": "user", "content": "a", "content": "b"}]', "messages"),
+        ('[{"function": {"name": "f", "x": 1e999}}]', "tools"),
+    ],
+)
 def test_a_file_that_holds_something_else_is_an_error_naming_flag_and_file(tmp_path, text, flag):
     file = tmp_path / "bad.json"
     file.write_text(text)

@@ -113,6 +113,26 @@ def test_tool_choice_none_hides_the_tools_and_changes_nothing_else():
     assert encode_prompt(hidden).text == begin + "Be kind." + rest[rest.index("<｜User｜>") :]
 
 
+def test_tool_choice_none_hides_the_tools_of_messages_and_those_they_are_replaced_by_too():
+    old = {**SYSTEM, "tools": [{"function": {"name": "old"}}]}
+    later = {"role": "system", "content": "s", "tools": [{"function": {"name": "g"}}]}
+    for tools, names in ((None, ["old", "g"]), ([TOOL], ["f", "g"])):
+        asked = request(old, USER, ANSWER, later, USER, tools=tools, tool_choice="none")
+        assert asked.conversation.tools == () and asked.conversation.keep_reasoning
+        assert [tool.name for tool in asked.tools] == names
+        shown = request(old, USER, ANSWER, later, USER, tools=tools)
+        assert shown.tools == shown.conversation.tools == asked.tools
+
+
+def test_a_tool_that_a_message_declares_can_be_demanded():
+    said = [{**SYSTEM, "tools": [TOOL]}, USER]
+    assert request(*said, tool_choice="required").tool_choice == ToolChoice(Choice.REQUIRED)
+    named = {"type": "function", "function": {"name": "f"}}
+    assert request(*said, tool_choice=named).tool_choice == ToolChoice(Choice.REQUIRED, "f")
+    with pytest.raises(ConversationError, match="expected one of g, got 'f'"):
+        request(*said, tools=[{"function": {"name": "g"}}], tool_choice=named)
+
+
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [
