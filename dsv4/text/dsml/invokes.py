@@ -1,24 +1,19 @@
 """Reads one invoke, from its first tag to where it ends.
 
-A value is verbatim up to </｜DSML｜parameter>, whatever else it holds, and beyond that tag where it
-belongs to a whole call that the value quotes. Where the tag is missing or damaged, the tags behind
-the value say whether it is over, see `_value_is_over`; a value that began with the marker does not
-end where no marker is.
+What stands between its tags is a parameter's value (see `value_reader`), a JSON body, or no more
+than white space and what a doubled or torn tag leaves behind. Anything else is a flaw, with which
+the invoke is no call.
 """
 
 import enum
-import re
 from dataclasses import dataclass, field
 
 from dsv4.text.dsml.calls import CallReader, Invoke, Parameter
 from dsv4.text.dsml.tags import Control, Element, Lexeme, Shape, Tag, raw_text
-from dsv4.text.special_tokens import DSML
+from dsv4.text.dsml.value_reader import ValueReader, Verdict
 
 # Between tags, what a doubled or torn tag leaves behind is no more than white space is.
-TAG_DEBRIS = " \t\r\n<>/"
-
-_MAX_RUN = 4
-_LAST_LINE_BREAK = re.compile(r"\n[ \t]*\Z")
+TAG_DEBRIS = ' \t\r\n<>/"'
 
 
 class Ending(enum.Enum):
@@ -56,30 +51,21 @@ class InvokeReader:
         self._closed = tag.shape is Shape.EMPTY
         self._given: set[str] = set()
         self._gap: list[Lexeme] = []  # what may stand between tags, since the last one
-        self._open: Tag | None = None  # the parameter whose value is being read
-        self._in_body = False
-        # Of the value or body being read:
-        self._parts: list[Lexeme] = []
-        self._line_blank = True
-        self._last_solid = ""  # the last character that is not white space
-        self._run: list[Tag] = []  # the first tags since the last text that is not white space
-        self._run_start = 0
-        self._last_tag: Tag | None = None  # the last of them, if it is marked
-        self._run_starts_line: list[bool] = []
-        self._nested = False  # it has quoted the beginning of a section or an invoke
-        self._run_nested = False  # the same, before the run
+        self._value: ValueReader | None = None  # of the parameter we are in
         self._quoted_parameter = False  # a value has quoted the beginning of a parameter
-        self._quoting = False  # we are in a call that it quotes
+        self._in_body = False
+        self._body: list[Lexeme] = []
+        self._last_solid = ""  # the last character of the body that is not white space
 
     def feed(self, lexeme: Lexeme) -> Outcome | None:
         """Takes the next lexeme; returns the outcome if the invoke ends with or before it."""
         if isinstance(lexeme, Tag) and (lexeme.element is Element.THINK or _is_prose(lexeme)):
-            if lexeme.ends(Element.THINK) and self._open is None and not self._in_body:
+            if lexeme.ends(Element.THINK) and not self.in_value:
                 self._gap.append(lexeme)
                 return None
             lexeme = lexeme.raw
-        if self._open is not None:
-            return self._feed_value(lexeme)
+        if self._value is not None:
+            return self._feed_value(self._value, lexeme)
         if self._in_body:
             return self._feed_body(lexeme)
         if isinstance(lexeme, Control):
@@ -113,7 +99,7 @@ class InvokeReader:
     @property
     def in_value(self) -> bool:
         """Whether text is part of a value or a body."""
-        return self._open is not None or self._in_body
+        return self._value is not None or self._in_body
 
     def spoil(self) -> None:
         """Something that is no text stands within one of its tags."""
@@ -128,8 +114,8 @@ class InvokeReader:
         """The stream ends, `cut` off or by the model's will."""
         if self._closed:
             return Outcome(Ending.COMPLETE, self.invoke, self._gap)
-        if self._open is not None and not cut and self._value_is_over(at_end=True):
-            outcome = self._close_value(self._run_start, self._parts[self._run_start :])
+        if self._value is not None and not cut:
+            outcome = self._close_value(self._value, self._value.finish())
             if outcome is not None:
                 return outcome
         return Outcome(Ending.CUT, self.invoke)
@@ -142,7 +128,6 @@ class InvokeReader:
         has_parts = self.invoke.parameters or self.invoke.body is not None
         if solid.startswith("{") and not has_parts:
             self._in_body, self._gap = True, []
-            self._start_parts()
             return self._feed_body(solid)
         self._flaw("text between the tags")
         return Outcome(Ending.ABANDONED, self.invoke, [*self._gap, text])
@@ -175,143 +160,36 @@ class InvokeReader:
 
     def _feed_body(self, lexeme: Lexeme) -> Outcome | None:
         if isinstance(lexeme, Tag):
-            if lexeme.marked and lexeme.ends(Element.INVOKE):
+            if lexeme.marked and lexeme.ends(Element.INVOKE) and not lexeme.bare:
                 return self._close_body(None)
             known = lexeme.marked and lexeme.element is not Element.UNKNOWN
             if (known or lexeme.ends(Element.INVOKE)) and self._last_solid == "}":
                 return self._close_body(lexeme)
-        self._parts.append(lexeme)
+        self._body.append(lexeme)
         self._last_solid = raw_text(lexeme).rstrip()[-1:] or self._last_solid
         return None
 
     def _close_body(self, tag: Tag | None) -> Outcome | None:
-        self.invoke.body = "".join(map(raw_text, self._parts))
+        self.invoke.body = "".join(map(raw_text, self._body))
         self._in_body = False
         return Outcome(Ending.COMPLETE, self.invoke) if tag is None else self._feed_tag(tag)
 
-    def _feed_value(self, lexeme: Lexeme) -> Outcome | None:
-        if isinstance(lexeme, str):
-            if not lexeme.isspace():
-                self._run, self._last_tag = [], None
-            self._parts.append(lexeme)
-            _, line_break, line = lexeme.rpartition("\n")
-            blank = not line or line.isspace()
-            self._line_blank = blank and (self._line_blank or bool(line_break))
+    def _feed_value(self, value: ValueReader, lexeme: Lexeme) -> Outcome | None:
+        return self._close_value(value, value.feed(lexeme))
+
+    def _close_value(self, value: ValueReader, verdict: Verdict) -> Outcome | None:
+        self._quoted_parameter = self._quoted_parameter or value.quoted_parameter
+        if verdict is Verdict.OPEN:
             return None
-        if lexeme.marked and lexeme.ends(Element.PARAMETER) and not self._quoting:
-            return self._close_value(len(self._parts), [])
-        if not self._run:
-            self._run_start = len(self._parts)
-            self._run_starts_line = []
-            self._run_nested = self._nested
-        self._parts.append(lexeme)
-        starts_line, self._line_blank = self._line_blank, lexeme.raw.endswith("\n")
-        if len(self._run) < _MAX_RUN:
-            self._run.append(lexeme)
-            self._run_starts_line.append(starts_line)
-            if self._value_is_over(at_end=False):
-                return self._close_value(self._run_start, self._parts[self._run_start :])
-            if self._begins_anew():
-                self._flaw("no end")
-                return Outcome(
-                    Ending.ABANDONED, self.invoke, self._parts, swallowed=self._run_start
-                )
-        self._follow_quotation(lexeme)
-        return None
-
-    def _follow_quotation(self, tag: Tag) -> None:
-        """Takes note of a tag that is part of a value.
-
-        A parameter right behind the beginning of an invoke begins the quotation of a whole call,
-        which ends with that invoke.
-        """
-        last, self._last_tag = self._last_tag, tag if tag.marked else None
-        if not tag.marked:
-            return
-        if tag.begins(Element.INVOKE) or tag.begins(Element.SECTION):
-            self._nested = True
-        elif tag.ends(Element.INVOKE):
-            self._quoting = False
-        elif tag.begins(Element.PARAMETER):
-            if last is not None and last.begins(Element.INVOKE) and last.shape is Shape.BEGIN:
-                self._quoting = True
-            self._quoted_parameter = self._quoted_parameter or not self._quoting
-
-    def _value_is_over(self, *, at_end: bool) -> bool:
-        """Whether the run of tags that the value ends with shows that its own end is missing.
-
-        It is over where the run, with its tags at the start of lines, is
-        - a parameter that the tool has and the call does not have yet,
-        - the end of the invoke, and what shows that it is no quotation,
-        - an end of the value without marker or with another name, followed by one of these, or by
-          a parameter that the call does not have yet and the tool may have,
-        - at the end of the response, ends that were taken for a quotation's.
-        """
-        run, starts_line = self._run, self._run_starts_line
-        if not run or self._quoting or not all(starts_line[1:]):
-            return False
-        if at_end and run[0].ends(Element.PARAMETER) and run[0].marked:
-            return len(run) > 1 and run[1].ends(Element.INVOKE)
-        damaged = _is_damaged_end(run[0])
-        if damaged:
-            unmarked, run = not run[0].marked, run[1:]
-            if unmarked and not self._is_plain and run and not run[0].marked:
-                return False
-            if run and run[0].marked and run[0].begins(Element.PARAMETER):
-                takes = self._calls.takes(self.invoke.name, run[0].name)
-                return takes and run[0].name not in self._given and not run[0].broken
-        elif not run[0].marked or not starts_line[0]:
-            return False
-        if not run:
-            return False
-        if self._is_next_parameter(run[0]):
-            return True
-        return self._ends_invoke(run, at_end=at_end, damaged=damaged)
-
-    def _ends_invoke(self, run: list[Tag], *, at_end: bool, damaged: bool) -> bool:
-        """Whether a run begins with the end of this invoke.
-
-        Behind that follows another call of a declared tool with one of its parameters, or the end
-        of the section, with which the response has to end unless a `damaged` end of the value
-        stands before it. If the value has quoted a beginning, the end may belong to that.
-        """
-        if self._run_nested or not run[0].ends(Element.INVOKE):
-            return False
-        if len(run) == 1:
-            return at_end
-        if not run[1].marked and not self._is_plain:
-            return False
-        if run[1].ends(Element.SECTION):
-            return at_end or damaged
-        begins = len(run) > 2 and run[1].begins(Element.INVOKE)
-        return begins and self._calls.declares(run[1].name, run[2].name)
-
-    @property
-    def _is_plain(self) -> bool:
-        """Whether the open parameter has no marker: then tags without it may end its value."""
-        return self._open is not None and not self._open.marked
-
-    def _is_next_parameter(self, tag: Tag) -> bool:
-        begins = tag.begins(Element.PARAMETER) and not tag.broken
-        is_new = begins and tag.name not in self._given and (tag.marked or self._is_plain)
-        return is_new and self._calls.declares(self.invoke.name, tag.name)
-
-    def _begins_anew(self) -> bool:
-        """Whether the "value" is what stands between a mention of a tag and a real section."""
-        if self._sectioned or len(self._run) != 2 or not all(self._run_starts_line):
-            return False
-        section, invoke = self._run
-        is_call = invoke.begins(Element.INVOKE) and self._calls.declared(invoke.name) is not None
-        return section.marked and section.begins(Element.SECTION) and is_call
-
-    def _close_value(self, length: int, rest: list[Lexeme]) -> Outcome | None:
-        """The value is the first `length` parts; `rest` is read as tags."""
-        value = "".join(map(raw_text, self._parts[:length]))
-        if rest and _is_end(self._run[0]):
-            del rest[0]
-        elif rest:
-            value = _LAST_LINE_BREAK.sub("", value)
-        self._add_parameter(value)
+        if verdict is Verdict.NONE:
+            self._flaw("no end")
+            rest = value.rest(verdict)
+            return Outcome(Ending.ABANDONED, self.invoke, rest, swallowed=value.length)
+        self._flaw(value.doubt(verdict))
+        self._add_parameter(value.tag, value.text(verdict))
+        if verdict is Verdict.ENDED:
+            return None
+        rest = value.rest(verdict)
         for index, lexeme in enumerate(rest):
             outcome = self.feed(lexeme)
             if outcome is not None:
@@ -323,20 +201,16 @@ class InvokeReader:
         if tag.name is None:
             self._flaw("a parameter without a name")
         self._given.add(tag.name or "")
-        self._open = tag
-        self._start_parts()
         if tag.shape is Shape.EMPTY:
-            self._add_parameter("")
+            self._add_parameter(tag, "")
+        else:
+            self._value = ValueReader(
+                tag, self.invoke.name, self._given, self._calls, sectioned=self._sectioned
+            )
 
-    def _add_parameter(self, value: str) -> None:
-        tag, self._open = self._open, None
-        if tag is not None:
-            self.invoke.parameters.append(Parameter(tag.name or "", tag.string, value))
-
-    def _start_parts(self) -> None:
-        self._parts, self._line_blank, self._last_solid = [], False, ""
-        self._run, self._last_tag = [], None
-        self._nested = self._quoting = False
+    def _add_parameter(self, tag: Tag, value: str) -> None:
+        self._value = None
+        self.invoke.parameters.append(Parameter(tag.name or "", tag.string, value))
 
     def _flaw(self, flaw: str) -> None:
         self.invoke.flaw = self.invoke.flaw or flaw
@@ -351,14 +225,3 @@ def _tag_flaw(tag: Tag) -> str:
 
 def _is_prose(tag: Tag) -> bool:
     return not tag.marked and tag.broken
-
-
-def _is_damaged_end(tag: Tag) -> bool:
-    """Whether this can be the end of a value: a part of it is missing or misspelt."""
-    is_bare = tag.raw.startswith(DSML)
-    return is_bare or tag.ends(Element.UNKNOWN if tag.marked else Element.PARAMETER)
-
-
-def _is_end(tag: Tag) -> bool:
-    """Whether this is the end of a value, damaged or not."""
-    return tag.ends(Element.PARAMETER) or _is_damaged_end(tag)

@@ -22,6 +22,7 @@ _START = re.compile("[<｜]")
 
 # A tag is given up where one of its parts gets longer than any real one.
 _MAX_BARS = 4
+_MAX_MARKERS = 3
 _MAX_SPACES = 16
 _MAX_VALUE = 256
 _MAX_JUNK = 64
@@ -68,6 +69,11 @@ class Tag:
     string: str | None = None
     broken: bool = False
     stray: str = ""
+
+    @property
+    def bare(self) -> bool:
+        """Whether it lost its "<" or "</": it begins with the marker."""
+        return self.raw.startswith(DSML)
 
     def begins(self, element: Element) -> bool:
         """Returns whether this is <x> or <x/> of `element`."""
@@ -163,7 +169,10 @@ class _TagReader:
         self._end = False
         self._empty = False
         self._broken = False
+        self._bare = False
         self._label = ""
+        self._label_start: int | None = None  # where the label is being read
+        self._key_start: int | None = None  # where the key of an attribute is being read
         self._attributes: dict[str, str] = {}
         self._next = ""
         self._last_belongs = False
@@ -195,9 +204,16 @@ class _TagReader:
     def cut(self) -> None:
         """The stream ends within the tag."""
         self._steps.close()
-        if self._marked:
-            self._tag_length = len(self._raw) if self._sure is None else self._sure
-            self._broken = True
+        if not self._marked:
+            return
+        if self._label_start is not None:
+            self._label = "".join(self._raw[self._label_start :]).lower()
+        if self._key_start is not None and self._sure is None:
+            key = "".join(self._raw[self._key_start :]).lower()
+            if not any(each.startswith(key) for each in _ATTRIBUTES):
+                self._sure = self._key_start
+        self._tag_length = len(self._raw) if self._sure is None else self._sure
+        self._broken = True
 
     def lexemes(self) -> list[Lexeme]:
         """Returns the tag and the text read behind it, or only text."""
@@ -206,9 +222,17 @@ class _TagReader:
             return [raw]
         rest = raw[self._tag_length :]
         raw = raw[: self._tag_length]
-        element = _element(self._label, self._marked)
-        shape = Shape.EMPTY if self._empty else Shape.END if self._end else Shape.BEGIN
         name = self._attributes.get("name")
+        # What lost its beginning began something if it names that, and else ended it.
+        end = self._end or (self._bare and name is None)
+        element = _element(self._label, self._marked, end=end)
+        shape = Shape.EMPTY if self._empty else Shape.END if end else Shape.BEGIN
+        if self._bare and end:
+            self._broken = True
+        if element is Element.UNKNOWN and self._bare:
+            shape = Shape.BEGIN
+        elif element is Element.UNKNOWN and not self._label and "string" in self._attributes:
+            element, self._broken = Element.PARAMETER, True
         if element is Element.SECTION and name is not None:
             element = Element.INVOKE
         if element is Element.PARAMETER and shape is Shape.BEGIN and not raw.endswith(">"):
@@ -256,12 +280,14 @@ class _TagReader:
                 return False
         if not marks:
             return False
-        self._marked = True
-        self._broken = True
+        self._marked = self._bare = True
         character = yield
         if character.isalpha():
-            yield from self._word(character)
+            yield from self._read_label(character)
             character = self._next
+            if _element(self._label, True) in (Element.INVOKE, Element.PARAMETER):
+                return (yield from self._attribute_list(character))
+        self._broken = True
         self._tag_length = len(self._raw)
         return character == ">"
 
@@ -271,7 +297,9 @@ class _TagReader:
         if self._label == "think" and self._think_tags:
             self._tag_length = len(self._raw) if self._next == ">" else None
             return self._next == ">"
-        if self._label not in _PLAIN or self._label == "think":
+        if self._label == "think":
+            return False
+        if _element(self._label, False, end=self._end) is Element.UNKNOWN:
             return False
         return (yield from self._attribute_list(self._next))
 
@@ -297,13 +325,31 @@ class _TagReader:
         if not self._marked or exact:
             self._marked = False
             return False
-        character = yield from self._spaces(character)
-        if character == "/":
-            self._end = True
-            character = yield
+        for _ in range(_MAX_MARKERS):
             character = yield from self._spaces(character)
+            if character == "/":
+                self._end = True
+                character = yield
+                character = yield from self._spaces(character)
+            yield from self._read_label(character)
+            character = self._next
+            if self._label != "dsml" or character not in _BARS:
+                break
+            while character in _BARS and bars < _MAX_MARKERS * _MAX_BARS:
+                bars += 1
+                character = yield
+        if self._label in _ATTRIBUTES and character == "=":
+            # The name of the tag is missing: this is its first attribute.
+            key, self._label = self._label, ""
+            character = yield from self._attribute_value(key)
+            if not character:
+                return self._last_belongs
+        return (yield from self._attribute_list(character))
+
+    def _read_label(self, character: str) -> Generator[None, str, None]:
+        self._label_start = len(self._raw)
         self._label = (yield from self._word(character)).lower()
-        return (yield from self._attribute_list(self._next))
+        self._label_start = None
 
     def _attribute_list(self, character: str) -> Generator[None, str, bool]:
         for _ in range(_MAX_ATTRIBUTES):
@@ -344,8 +390,9 @@ class _TagReader:
         `length` is what the tag would have without this attribute, `newline` whether that stands in
         a line of its own.
         """
-        start = len(self._raw)
+        start = self._key_start = len(self._raw)
         key = (yield from self._word(character)).lower()
+        self._key_start = None
         if newline and key not in _ATTRIBUTES:
             self._tag_length, self._last_belongs = length, False
             return ""
@@ -354,6 +401,10 @@ class _TagReader:
             length = length if newline else start
             self._last_belongs = yield from self._junk(character, length)
             return ""
+        return (yield from self._attribute_value(key))
+
+    def _attribute_value(self, key: str) -> Generator[None, str, str]:
+        """Reads a value behind its "="; returns as `_attribute`."""
         self._sure = None
         character = yield
         character = yield from self._spaces(character)
@@ -418,13 +469,18 @@ _PLAIN = {
     "parameter": Element.PARAMETER,
     "think": Element.THINK,
 }
+# What is left of a name in an end that lost the marker and more.
+_PLAIN_ENDS = {
+    **dict.fromkeys(("inv", "invo", "invok", "oke"), Element.INVOKE),
+    **dict.fromkeys(("tool_c", "toolcalls", "toolalls"), Element.SECTION),
+}
 _WITHOUT_NAME = (Element.SECTION, Element.UNKNOWN)
 
 
-def _element(label: str, marked: bool) -> Element:
+def _element(label: str, marked: bool, *, end: bool = False) -> Element:
     """Returns the element of a label; a marked one may have lost or changed characters."""
     if not marked:
-        return _PLAIN.get(label, Element.UNKNOWN)
+        return _PLAIN.get(label) or (_PLAIN_ENDS.get(label) if end else None) or Element.UNKNOWN
     if label.startswith("inv") or label == "oke":
         return Element.INVOKE
     if label.startswith("par"):
