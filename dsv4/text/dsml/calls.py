@@ -8,18 +8,30 @@ import enum
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dsv4.text.chat.messages import Tool, ToolCall
 from dsv4.text.dsml.events import Flaw, Problem
-from dsv4.text.dsml.schema import OBJECT, STRING, allowed_types
-from dsv4.text.dsml.values import MalformedValueError, json_string, json_value, read_value
+from dsv4.text.dsml.schema import OBJECT, STRING, Members, object_members
+from dsv4.text.dsml.values import (
+    MalformedValueError,
+    UnkeptValueError,
+    json_string,
+    json_value,
+    read_value,
+)
 
 _WRAPPERS = ("arguments", "input")
 _MAX_WRAPPERS = 3
 _WRAPPED = re.compile(r'\{\s*"(?:arguments|input)"\s*:\s*(.*)\}', re.DOTALL)
+# The name and the arguments, in either order, of what has these two keys.
+_CALL = {"name", "arguments"}
+_CALLS = (
+    re.compile(r'\{\s*"name"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*"arguments"\s*:\s*(.*)\}', re.DOTALL),
+    re.compile(r'\{\s*"arguments"\s*:\s*(.*),\s*"name"\s*:\s*"(?:[^"\\]|\\.)*"\s*\}', re.DOTALL),
+)
 
 
 class Choice(enum.Enum):
@@ -74,6 +86,7 @@ class CallReader:
 
     def __init__(self, tools: Sequence[Tool], choice: ToolChoice) -> None:
         self._tools = {tool.name: tool for tool in tools}
+        self._members: dict[str, Members] = {}
         self._choice = choice
 
     def declared(self, name: str | None) -> Tool | None:
@@ -85,12 +98,19 @@ class CallReader:
     def declares(self, tool: str | None, parameter: str | None) -> bool:
         """Returns whether a tool has a parameter."""
         found = self.declared(tool)
-        return found is not None and parameter in _properties(found)
+        return found is not None and parameter in self._members_of(found).types
 
     def takes(self, tool: str | None, parameter: str | None) -> bool:
         """Returns whether a tool may have a parameter: it has it, or does not say what it has."""
         found = self.declared(tool)
-        return found is None or not _properties(found) or parameter in _properties(found)
+        types = {} if found is None else self._members_of(found).types
+        return not types or parameter in types
+
+    def _members_of(self, tool: Tool) -> Members:
+        found = self._members.get(tool.name)
+        if found is None:
+            found = self._members[tool.name] = object_members(tool.parameters)
+        return found
 
     def read(self, invoke: Invoke, *, certain: bool) -> tuple[str, str] | Problem:
         """Returns the tool's name and the arguments' JSON text.
@@ -109,13 +129,14 @@ class CallReader:
         refusal = self._refusal(tool.name)
         if refusal:
             return Problem(Flaw.REFUSED, tool.name, refusal)
+        members = self._members_of(tool)
         try:
-            arguments = _arguments(invoke, tool)
+            arguments, whole = _arguments(invoke, tool.name, members)
             given = _keys(arguments)
         except MalformedValueError as error:
             return Problem(Flaw.MALFORMED, tool.name, str(error))
-        missing = [] if certain and given else _missing(tool, given)
-        if missing:
+        missing = [each for each in members.required if each not in given]
+        if missing and not (certain and given and whole):
             return Problem(Flaw.MALFORMED, tool.name, f"required and missing: {missing}")
         return tool.name, arguments
 
@@ -140,17 +161,19 @@ def make_call(request_id: str, index: int, name: str, arguments: str) -> ToolCal
     return ToolCall(f"call_{digest.hexdigest()[:24]}", name, arguments)
 
 
-def _arguments(invoke: Invoke, tool: Tool) -> str:
+def _arguments(invoke: Invoke, tool: str, members: Members) -> tuple[str, bool]:
+    """Returns the arguments, and whether they are all that the invoke holds."""
     if invoke.body is not None:
         if invoke.parameters:
             raise MalformedValueError("both parameters and a JSON body")
-        return _unwrap_object(_object(invoke.body), tool)
-    properties = _properties(tool)
+        text = _object(invoke.body)
+        inner = _unwrap_call(text, tool, members)
+        return (_unwrap_object(text, members), True) if inner is None else (inner, False)
     values: dict[str, str] = {}
     for parameter in invoke.parameters:
         if not parameter.name:
             raise MalformedValueError("a parameter without a name")
-        types = allowed_types(properties.get(parameter.name), tool.parameters)
+        types = members.types.get(parameter.name)
         try:
             value = read_value(parameter.value, parameter.flag, types)
         except MalformedValueError as error:
@@ -159,40 +182,61 @@ def _arguments(invoke: Invoke, tool: Tool) -> str:
             raise MalformedValueError(f"parameter {parameter.name!r} has two values")
     if len(values) == 1:
         ((name, value),) = values.items()
-        if name in _WRAPPERS and name not in properties:
-            return _unwrap_value(name, value, tool)
-    return "{" + ", ".join(f"{json_string(key)}: {text}" for key, text in values.items()) + "}"
+        if name in _WRAPPERS and name not in members.types:
+            return _unwrap_value(name, value, members), True
+    members_text = ", ".join(f"{json_string(key)}: {text}" for key, text in values.items())
+    return f"{{{members_text}}}", True
 
 
-def _unwrap_value(name: str, value: str, tool: Tool) -> str:
+def _unwrap_call(text: str, tool: str, members: Members) -> str | None:
+    """Returns the arguments of {"name": <the tool>, "arguments": {...}}, None if it is not that."""
+    if set(_keys(text)) != _CALL or not members.named or _CALL & set(members.types):
+        return None
+    if json.loads(text)["name"] != tool:
+        return None
+    match = next(filter(None, (each.fullmatch(text) for each in _CALLS)), None)
+    return None if match is None else _object_in(match[1])
+
+
+def _unwrap_value(name: str, value: str, members: Members) -> str:
     """The model wrote all arguments as one parameter called like the wrapper of an API."""
-    found = json_value(value)
-    if found is not None and found[0] == STRING:
-        found = json_value(json.loads(value))
-    if found is not None and found[0] == OBJECT:
-        return _unwrap_object(_object(found[1]), tool)
-    properties = list(_properties(tool))
-    if value.startswith('"') and len(properties) == 1:
-        types = allowed_types(_properties(tool)[properties[0]], tool.parameters)
+    whole = f"{{{json_string(name)}: {value}}}"
+    inner = _unwrap_object(whole, members)
+    if inner != whole:
+        return inner
+    if value.startswith('"') and len(members.types) == 1:
+        ((only, types),) = members.types.items()
         if types is None or STRING in types:
-            name = properties[0]
-    return f"{{{json_string(name)}: {value}}}"
+            return f"{{{json_string(only)}: {value}}}"
+    return whole
 
 
-def _unwrap_object(text: str, tool: Tool) -> str:
-    """Returns the object inside {"arguments": {...}}, or the text."""
+def _unwrap_object(text: str, members: Members) -> str:
+    """Returns the object inside {"arguments": {...}} if it holds what the tool has; or the text."""
+    inner = text
     for _ in range(_MAX_WRAPPERS):
-        match = _WRAPPED.fullmatch(text)
-        keys = _keys(text)
-        if match is None or len(keys) != 1 or keys[0] in _properties(tool):
-            return text
-        inner = json_value(match[1])
-        if inner is not None and inner[0] == STRING:
-            inner = json_value(json.loads(inner[1]))
-        if inner is None or inner[0] != OBJECT:
-            return text
-        text = _object(inner[1])
-    return text
+        match = _WRAPPED.fullmatch(inner)
+        keys = _keys(inner)
+        if match is None or len(keys) != 1 or keys[0] in members.types:
+            break
+        found = _object_in(match[1])
+        if found is None:
+            break
+        inner = found
+    keys = _keys(inner)
+    belongs = any(key in members.types for key in keys) or (members.named and not keys)
+    return inner if belongs else text
+
+
+def _object_in(text: str) -> str | None:
+    """Returns the JSON object that a text is, or that it is as a JSON string; None if neither."""
+    found = json_value(text)
+    try:
+        if found is not None and found[0] == STRING:
+            found = json_value(json.loads(found[1]))
+    except UnkeptValueError:
+        return None  # then it is text
+    return found[1] if found is not None and found[0] == OBJECT else None
 
 
 def _object(written: str) -> str:
@@ -215,15 +259,3 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(members) != len(pairs):
         raise MalformedValueError("a key has two values")
     return members
-
-
-def _missing(tool: Tool, given: Sequence[str]) -> list[str]:
-    required = tool.parameters.get("required")
-    if not isinstance(required, list | tuple):
-        return []
-    return [name for name in required if isinstance(name, str) and name not in given]
-
-
-def _properties(tool: Tool) -> Mapping[str, Any]:
-    properties = tool.parameters.get("properties")
-    return properties if isinstance(properties, Mapping) else {}

@@ -1,10 +1,11 @@
-"""Which JSON types a JSON schema allows; no validation beyond that.
+"""Which members an object's JSON schema names, and which types it allows; no validation beyond.
 
 A schema that says nothing, contradicts itself or can't be followed allows everything: clients send
 schemas of many dialects, and the value of an argument must not depend on our understanding them.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 # None stands for all types. "number" without "integer" does not occur.
@@ -34,6 +35,29 @@ _NAMES = {
     "dict": {OBJECT},
 }
 _MAX_DEPTH = 16
+
+
+@dataclass(frozen=True)
+class Members:
+    """What a schema says of the members of an object.
+
+    Attributes:
+      types: what each member that it names may be.
+      required: those that every object has.
+      named: it says which members there are, even if there are none.
+    """
+
+    types: Mapping[str, Types] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+    named: bool = False
+
+
+def object_members(root: Mapping[str, Any]) -> Members:
+    """Returns the members of the objects that `root` allows, wherever in it they are named.
+
+    Of alternatives, members of any count, and those are required that all of them require.
+    """
+    return _members(root, root, 0, {})
 
 
 def allowed_types(schema: Any, root: Mapping[str, Any]) -> Types:
@@ -74,6 +98,54 @@ def _allowed(schema: Any, root: Mapping[str, Any], depth: int, known: dict[str, 
     if schema.get("nullable") is True and types is not None:
         types |= {NULL}
     return types
+
+
+def _members(
+    schema: Any, root: Mapping[str, Any], depth: int, known: dict[str, Members]
+) -> Members:
+    """Returns the members; `known` are those of references, as in `_allowed`."""
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return Members()
+    properties, required = schema.get("properties"), schema.get("required")
+    named = isinstance(properties, Mapping)
+    types = {key: allowed_types(each, root) for key, each in properties.items()} if named else {}
+    names = required if isinstance(required, list | tuple) else ()
+    found = Members(types, tuple(name for name in names if isinstance(name, str)), named)
+    for key in ("anyOf", "oneOf"):
+        options = schema.get(key)
+        if isinstance(options, list | tuple) and options:
+            parts = [_members(each, root, depth + 1, known) for each in options]
+            found = _both_members(found, _any_members(parts))
+    conditions = schema.get("allOf")
+    for each in conditions if isinstance(conditions, list | tuple) else ():
+        found = _both_members(found, _members(each, root, depth + 1, known))
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        if reference not in known:
+            known[reference] = Members()
+            target = _follow(reference, root)
+            known[reference] = _members(target, root, depth + 1, known)
+        found = _both_members(found, known[reference])
+    return found
+
+
+def _both_members(first: Members, second: Members) -> Members:
+    types = dict(first.types)
+    for key, each in second.types.items():
+        types[key] = (_both(types[key], each) or None) if key in types else each
+    required = dict.fromkeys((*first.required, *second.required))
+    return Members(types, tuple(required), first.named or second.named)
+
+
+def _any_members(options: Sequence[Members]) -> Members:
+    types: dict[str, Types] = {}
+    for option in options:
+        for key, each in option.types.items():
+            types[key] = _union([types[key], each]) if key in types else each
+    required = [
+        name for name in options[0].required if all(name in each.required for each in options)
+    ]
+    return Members(types, tuple(required), any(option.named for option in options))
 
 
 def _named(value: Any) -> Types:

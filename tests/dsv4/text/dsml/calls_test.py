@@ -42,7 +42,21 @@ def parameters(name: str, **values: str) -> Invoke:
         (parameters("bash", input='"ls"'), '{"command": "ls"}'),
         (parameters("write", input='"ls"'), '{"input": "ls"}'),
         (parameters("bash", arguments="5"), '{"arguments": 5}'),
-        (parameters("bare", arguments='{"a": 1}'), '{"a": 1}'),
+        (parameters("bare", arguments='{"a": 1}'), '{"arguments": {"a": 1}}'),
+        (parameters("bash", arguments='{"a": 1}'), '{"arguments": {"a": 1}}'),
+        (parameters("bash", arguments='{"a": 1, "command": "ls"}'), '{"a": 1, "command": "ls"}'),
+        (body("bash", '{"input": {"arguments": {"a": 1}}}'), None),
+        (body("now", '{"arguments": {}}'), "{}"),
+        (body("bare", '{"arguments": {}}'), None),
+        (body("bash", '{"name": "bash", "arguments": {"command": "ls"}}'), '{"command": "ls"}'),
+        (body("bash", '{"arguments":{"command":"1.10"} ,"name":"bash"}'), '{"command":"1.10"}'),
+        (body("any", '{"name": "any", "arguments": {"x": 1.10}}'), '{"x": 1.10}'),
+        (body("any", '{"name": "any", "arguments": "{\\"x\\": 5}"}'), '{"x": 5}'),
+        (body("any", '{"name": "other", "arguments": {"x": 1}}'), None),
+        (body("any", '{"name": "any", "arguments": {"x": 1}, "id": 1}'), None),
+        (body("any", '{"name": "any", "arguments": [1]}'), None),
+        (body("bare", '{"name": "bare", "arguments": {"x": 1}}'), None),
+        (body("now", '{"name": "now", "arguments": {}}'), "{}"),
         (parameters("any", x="1", y="[1, {}]"), '{"x": 1, "y": [1, {}]}'),
         (parameters("now"), "{}"),
         (body("now", " {} \n"), "{}"),
@@ -52,6 +66,49 @@ def test_arguments_are_what_was_written_without_a_wrapper(
     invoke: Invoke, arguments: str | None
 ) -> None:
     assert read(invoke, *TOOLS, BARE) == (invoke.name, arguments or invoke.body)
+
+
+PLAIN = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}, "n": {"type": "integer"}},
+    "required": ["n"],
+}
+OTHER = {"properties": {"input": {"type": "string"}, "m": {}}, "required": ["n", "m"]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        PLAIN,
+        {"$ref": "#/$defs/a", "$defs": {"a": PLAIN}},
+        {"allOf": [PLAIN]},
+        {"allOf": [{"$ref": "#/$defs/a"}, {"title": "x"}], "$defs": {"a": PLAIN}},
+        {"type": "object", "anyOf": [PLAIN, OTHER]},
+        {"oneOf": [{"$ref": "#/$defs/a"}, OTHER], "$defs": {"a": PLAIN}},
+        {**PLAIN, "anyOf": [{"required": ["input"]}, {"required": []}]},
+    ],
+)
+def test_parameters_are_those_of_the_schema_wherever_at_its_root_they_stand(schema: Any) -> None:
+    run = replace(NOW, name="run", parameters=schema)
+    written = Invoke("run", [Parameter("input", "true", '{"a": 1}'), Parameter("n", None, "5")])
+    assert read(written, run) == ("run", '{"input": "{\\"a\\": 1}", "n": 5}')
+    only = Invoke("run", [Parameter("input", "true", '{"n": 1}')])
+    assert read(only, run) == ("run", '{"input": "{\\"n\\": 1}"}')
+    problem = read(only, run, certain=False)
+    assert isinstance(problem, Problem) and problem.detail == "required and missing: ['n']"
+    wrapped = read(Invoke("run", [Parameter("arguments", "true", '{"n": 1}')]), run)
+    assert wrapped == ("run", '{"n": 1}')
+    assert read(body("run", '{"input": {"n": 1}}'), run) == ("run", '{"input": {"n": 1}}')
+
+
+@pytest.mark.parametrize("schema", [{}, {"type": "object"}, {"$ref": "#/$defs/nothing"}])
+def test_a_tool_that_names_no_parameters_has_no_wrapper(schema: Mapping[str, Any]) -> None:
+    free = replace(NOW, name="free", parameters=schema)
+    for name in ("input", "arguments"):
+        written = Invoke("free", [Parameter(name, "true", '{"a": 1}')])
+        assert read(written, free) == ("free", f'{{"{name}": "{{\\"a\\": 1}}"}}')
+        text = f'{{"{name}": {{"a": 1}}}}'
+        assert read(body("free", text), free) == ("free", text)
 
 
 def test_a_wrapper_that_the_tool_has_as_a_parameter_is_none() -> None:
@@ -80,6 +137,9 @@ def test_a_wrapper_that_the_tool_has_as_a_parameter_is_none() -> None:
         (Invoke("bash"), Flaw.MALFORMED),
         (body("bash", '{"a": Infinity}'), Flaw.MALFORMED),
         (body("bash", '{"a": ' + "[" * 9000 + "]" * 9000 + "}"), Flaw.MALFORMED),
+        (body("bash", '{"name": "bash", "arguments": {}}'), Flaw.MALFORMED),
+        (body("bash", '{"name": "bash", "arguments": {"cmd": "ls"}}'), Flaw.MALFORMED),
+        (body("bash", '{"arguments": {}}'), Flaw.MALFORMED),
         (Invoke("nobody"), Flaw.UNDECLARED),
         (Invoke("Bash"), Flaw.UNDECLARED),
     ],

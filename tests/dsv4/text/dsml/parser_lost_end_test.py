@@ -5,6 +5,7 @@ Such a value never swallows a call: what is called was meant, all of it, or ther
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from dsv4.text.response import Response
 from tests.dsv4.text.dsml.documents import (
     INVOKE_END,
     MARKED,
+    NOW,
     PARAMETER_END,
     PARIS,
     PARIS_CALL,
@@ -132,6 +134,37 @@ def test_parameters_without_marker_end_where_the_next_one_begins() -> None:
     text = section(B).replace(f"<{D}par", "<par")
     for end in DAMAGED:
         assert calls(parse_every_way(text.replace(PARAMETER_END, end, 1))) == [MEANT[B]]
+
+
+PLAIN = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}, "n": {"type": "integer"}},
+    "required": ["n"],
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        (PLAIN, True),
+        ({"$ref": "#/$defs/a", "$defs": {"a": PLAIN}}, True),
+        ({"allOf": [PLAIN]}, True),
+        ({"anyOf": [PLAIN]}, True),
+        ({"oneOf": [PLAIN, {"required": []}]}, True),
+        ({"type": "object"}, False),
+        ({}, False),
+    ],
+)
+def test_a_parameter_behind_a_damaged_end_is_one_in_every_schema(schema: Any, named: bool) -> None:
+    run = replace(NOW, name="run", parameters=schema)
+    text = section(invoke("run", parameter("input", "{}"), parameter("n", "5", "false")))
+    for end in DAMAGED:
+        damaged = text.replace(PARAMETER_END, end, 1)
+        response = parse_every_way(damaged, tools=(run,))
+        if end or named:
+            assert calls(response) == [("run", {"input": "{}", "n": 5})]
+        else:
+            assert (calls(response), flaws(response)) == ([], ["malformed"])
 
 
 def test_orphans_behind_damaged_ends_are_no_end_of_a_value() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dsv4.text.dsml.schema import allowed_types
+from dsv4.text.dsml.schema import allowed_types, object_members
 
 ROOT = {
     "$defs": {"city": {"type": "string"}, "a/b": {"type": "null"}, "loop": {"$ref": "#/$defs/loop"}}
@@ -54,3 +54,37 @@ def test_references_that_multiply_are_followed_once() -> None:
     many = [{"$ref": f"#/$defs/{at}"} for at in range(12)]
     root = {"$defs": {str(at): {"anyOf": many} for at in range(12)}}
     assert allowed_types({"anyOf": many}, root) is None
+
+
+CITY = {"properties": {"city": {"type": "string"}, "days": {}}, "required": ["city", "days"]}
+ZIP = {"properties": {"zip": {"type": "integer"}, "days": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("root", "types", "required", "named"),
+    [
+        (CITY, {"city": {"string"}, "days": None}, ("city", "days"), True),
+        ({"allOf": [CITY, ZIP]}, {"city": {"string"}, "days": {"integer"}, "zip": {"integer"}},
+         ("city", "days"), True),
+        ({"anyOf": [CITY, {**ZIP, "required": ["days"]}]},
+         {"city": {"string"}, "days": None, "zip": {"integer"}}, ("days",), True),
+        ({"oneOf": [CITY, ZIP]}, {"city": {"string"}, "days": None, "zip": {"integer"}}, (), True),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, CITY]}}},
+         {"city": {"string"}, "days": None}, ("city", "days"), True),
+        ({**ZIP, "$ref": "#/$defs/a", "$defs": {"a": {"required": ["zip"]}}},
+         {"zip": {"integer"}, "days": {"integer"}}, ("zip",), True),
+        ({"properties": {}}, {}, (), True),
+        ({"type": "object"}, {}, (), False),
+        ({"properties": [], "required": 5, "anyOf": {}, "allOf": 1, "$ref": 1}, {}, (), False),
+        ({"required": ["a", 5]}, {}, ("a",), False),
+    ],
+)  # fmt: skip
+def test_a_schema_names_members(root: Any, types: Any, required: Any, named: bool) -> None:
+    found = object_members(root)
+    assert (found.types, found.required, found.named) == (types, required, named)
+
+
+def test_references_to_members_that_multiply_are_followed_once() -> None:
+    many = [{"$ref": f"#/$defs/{at}"} for at in range(12)]
+    defs = {str(at): {"anyOf": many, "properties": {f"p{at}": {}}} for at in range(12)}
+    assert len(object_members({"anyOf": many, "$defs": defs}).types) == 12
