@@ -3,18 +3,20 @@
 A block is markup and never shown, unless it is a quotation; then all of it is text:
 - it begins in a code block or in inline code that ends: as long as it has not, a block with calls
   and what follows it are held back, and code that never ends is none;
-- it begins in a block quote or behind a quotation mark, and the response does not end with it;
+- it begins in a block quote or behind a quotation mark, and the response does not end with it, or
+  all its lines are of the block quote;
 - it stands within one line, with text on both sides;
 - it is one tag that begins something, with text before it in its line, and text follows;
 - it holds a call, in the reasoning, and the reasoning does not end with it: the model tries it out;
-- it begins with a tag without marker that no call with marker follows.
+- it begins with the tag of a section or of a declared tool's invoke without marker, and what
+  follows of a call has none either.
 """
 
 from dataclasses import dataclass, field
 
 from dsv4.text.dsml.events import Problem
 from dsv4.text.dsml.invokes import InvokeReader
-from dsv4.text.dsml.quoting import CodeTracker
+from dsv4.text.dsml.quoting import CodeTracker, QuotedLines
 from dsv4.text.dsml.tags import Control, Lexeme, Shape, Tag, raw_text
 
 # A call, as tool and JSON text of the arguments, or the reason why there is none.
@@ -41,6 +43,9 @@ class Block:
       results: what its invokes gave while it may be a quotation.
       line_break: there is one in the end of the invoke we are in, which may prove not to be of it.
       gap: white space since the last tag, the end of `raw` if that is kept.
+      quoted_lines: the block quote that it began in, None if it began in none.
+      plain_invoke: the beginning of a call, as long as the block is `plain`.
+      behind_tag: nothing stands behind its last tag.
     """
 
     reasoning: bool
@@ -58,6 +63,9 @@ class Block:
     results: list[Result] = field(default_factory=list)
     line_break: bool = False
     gap: list[str] = field(default_factory=list)
+    quoted_lines: QuotedLines | None = None
+    plain_invoke: Tag | None = None
+    behind_tag: bool = False
 
     def __post_init__(self) -> None:
         self.inline = self.prose
@@ -71,6 +79,11 @@ class Block:
     def quoted(self) -> bool:
         """Whether it began in code, in a block quote or behind a quotation mark."""
         return self.coded or self.marked_quote
+
+    @property
+    def quoted_whole(self) -> bool:
+        """Whether all its lines are of a block quote."""
+        return self.quoted_lines is not None and self.quoted_lines.all
 
     @property
     def certain(self) -> bool:
@@ -97,8 +110,13 @@ class Block:
 
     def keep(self, lexeme: Lexeme) -> None:
         """Takes a lexeme into the block."""
+        self.behind_tag = isinstance(lexeme, Tag)
         if isinstance(lexeme, Tag):
             self.tags += 2 if lexeme.shape is Shape.END else 1
+        if self.quoted_lines is not None and isinstance(lexeme, Tag):
+            self.quoted_lines.meet_tag()
+        elif self.quoted_lines is not None:
+            self.quoted_lines.feed_text(raw_text(lexeme))
         if self.raw is not None:
             self.raw.append(lexeme)
 

@@ -17,14 +17,14 @@ from dsv4.text.dsml.blocks import Block, Result
 from dsv4.text.dsml.calls import CallReader, Invoke, ToolChoice, make_call
 from dsv4.text.dsml.events import Call, Event, Flaw, Problem, Text
 from dsv4.text.dsml.invokes import TAG_DEBRIS, Ending, InvokeReader, Outcome
-from dsv4.text.dsml.quoting import CodeTracker
+from dsv4.text.dsml.quoting import CodeTracker, QuotedLines
 from dsv4.text.dsml.tags import Control, Element, Lexeme, Lexer, Shape, Tag, raw_text
 from dsv4.text.reasoning import ReasoningParser
 from dsv4.text.special_tokens import THINK_BEGIN, THINK_END
 
-# Line breaks, and the indentation behind them, that belong to a block that follows.
-_TAIL = re.compile(r"(?:(?:\r?\n){1,2}[ \t]{0,16}|(?:\r?\n)?\r)\Z")
-_MAX_TAIL = 20
+# Line breaks, the indentation behind them, and a doubled "<", that belong to a block that follows.
+_TAIL = re.compile(r"(?:(?:\r?\n){1,2}[ \t]{0,16}<?|(?:\r?\n)?\r)\Z")
+_MAX_TAIL = 21
 # How often one tag may be read again because another section begins behind it.
 _MAX_REPLAYS = 8
 
@@ -104,9 +104,14 @@ class DsmlParser:
 
     def finish(self, *, cut: bool) -> list[Event]:
         """Ends the response; `cut` says that it was stopped before the model was done."""
-        for lexeme in self._lexer.finish():
-            if isinstance(lexeme, str) and self._block is not None and self._block.in_tags:
-                self._block.keep(lexeme)  # the beginning of a tag
+        lexemes = self._lexer.finish()
+        for lexeme in lexemes:
+            block = self._block
+            cut_off = block is not None and block.in_tags
+            if block is not None and len(lexemes) > 1:
+                cut_off = cut_off and block.reader is not None and block.certain
+            if isinstance(lexeme, str) and block is not None and cut_off:
+                block.keep(lexeme)  # the beginning of a tag, or what would have been part of it
             else:
                 self._take(lexeme)
         while self._block is not None:
@@ -159,7 +164,7 @@ class DsmlParser:
             self._feed_text(lexeme, tracked=tracked)
         elif lexeme.element is Element.THINK:
             self._feed_think(lexeme, tracked=tracked)
-        elif lexeme.marked or (lexeme.begins(Element.SECTION) and not lexeme.broken):
+        elif lexeme.marked or self._may_begin(lexeme):
             self._begin_block(lexeme, tracked=tracked)
         else:
             self._feed_text(lexeme.raw, tracked=tracked)
@@ -228,6 +233,19 @@ class DsmlParser:
 
     # Blocks
 
+    def _may_begin(self, tag: Tag) -> bool:
+        """Whether a tag without marker begins a section or a call if one with marker follows."""
+        if tag.broken or tag.shape is not Shape.BEGIN:
+            return False
+        is_call = tag.element is Element.INVOKE and self._calls.declared(tag.name) is not None
+        return is_call or tag.element is Element.SECTION
+
+    def _track(self, lexeme: Lexeme) -> None:
+        """Shows the code tracker what it has to pass by, a tag or what is in one."""
+        self._code.feed(raw_text(lexeme))
+        if isinstance(lexeme, Tag) and lexeme.ends(Element.SECTION):
+            self._code.meet_section_end()
+
     def _begin_block(self, tag: Tag, *, tracked: bool) -> None:
         self._code.meet_tag()
         begins_call = tag.begins(Element.SECTION) or tag.begins(Element.INVOKE)
@@ -242,10 +260,11 @@ class DsmlParser:
             prose=not self._code.line_blank and not self._in_section,
             plain=plain,
             raw=[self._take_tail()],
+            quoted_lines=QuotedLines() if self._code.in_block_quote else None,
             sectioned=self._in_section,
         )
         if code is not None and not tracked:
-            self._code.feed(tag.raw)
+            self._track(tag)
         self._take_tag(block, tag)
 
     def _feed_block(self, block: Block, lexeme: Lexeme, *, tracked: bool) -> None:
@@ -267,7 +286,7 @@ class DsmlParser:
         if not isinstance(lexeme, str) or isinstance(lexeme, Control):
             self._code.meet_tag()
             if self._code.in_code:
-                self._code.feed(raw_text(lexeme))
+                self._track(lexeme)
                 return True
             rest = lexeme
         else:
@@ -293,8 +312,16 @@ class DsmlParser:
         self._open(block)
         self._again(later)
 
-    def _feed_gap(self, block: Block, text: str) -> None:
-        """Text in a block and outside its invokes: white space, or the end of the block."""
+    def _feed_gap(self, block: Block, lexeme: Lexeme) -> None:
+        """What no tag of a block is, outside its invokes: white space, or the end of the block."""
+        text = raw_text(lexeme)
+        if block.behind_tag and text.startswith(">"):
+            rest = text.lstrip(">")  # a doubled one
+            block.keep(text[: len(text) - len(rest)])
+            block.behind_tag = not rest
+            if not rest:
+                return
+            text = lexeme = rest
         solid = text.lstrip(TAG_DEBRIS if block.sectioned else None)
         block.inline = block.inline and "\n" not in text[: len(text) - len(solid)]
         if not solid:
@@ -304,22 +331,35 @@ class DsmlParser:
         elif block.certain:
             gap = "".join(block.gap)
             self._commit(block)
-            self._again([gap + text])
+            self._again([gap + text] if isinstance(lexeme, str) else [gap, lexeme])
         elif block.coded and block.made_calls and not block.reasoning:
-            block.later = [text]
+            block.later = [lexeme]
         else:
             self._reject(block)
-            self._again([text], tracked=block.coded)
+            self._again([lexeme], tracked=block.coded)
 
     def _feed_tag(self, block: Block, tag: Tag) -> None:
-        if block.plain and not (tag.marked and tag.begins(Element.INVOKE)):
-            self._reject(block)
-            self._again([tag], tracked=block.coded)
+        if block.plain:
+            self._feed_plain(block, tag)
         elif _is_text(tag, block):
-            self._feed_gap(block, tag.raw)
+            self._feed_gap(block, tag.raw if tag.element is Element.THINK else tag)
         else:
+            self._take_tag(block, tag)
+
+    def _feed_plain(self, block: Block, tag: Tag) -> None:
+        """A tag follows those without marker that a block began with: it shows what they are."""
+        if tag.marked and tag.begins(Element.INVOKE) and block.plain_invoke is None:
             block.plain = False
             self._take_tag(block, tag)
+        elif tag.marked and block.plain_invoke is not None and tag.element is not Element.THINK:
+            block.plain = False
+            block.reader = InvokeReader(block.plain_invoke, self._calls, sectioned=block.sectioned)
+            self._feed_invoke(block, block.reader, tag)
+        elif block.plain_invoke is None and self._may_begin(tag):
+            self._take_tag(block, tag)
+        else:
+            self._reject(block)
+            self._again([tag], tracked=block.coded)
 
     def _take_tag(self, block: Block, tag: Tag) -> None:
         block.gap.clear()
@@ -331,6 +371,8 @@ class DsmlParser:
         block.inline = block.inline and "\n" not in tag.raw
         if tag.element is Element.SECTION:
             block.sectioned = tag.begins(Element.SECTION)
+        elif block.plain:
+            block.plain_invoke = tag
         elif tag.begins(Element.INVOKE):
             block.reader = InvokeReader(tag, self._calls, sectioned=block.sectioned)
         elif tag.element is not Element.THINK:
@@ -440,7 +482,8 @@ class DsmlParser:
             self._again([tag])
             self._end_invoke(block, block.reader.finish(cut=False))
             return
-        if block.reader is not None or block.plain or (block.quoted and not block.made_calls):
+        quoted = block.quoted and (not block.made_calls or block.quoted_whole)
+        if block.reader is not None or block.plain or quoted:
             self._reject(block)
         elif block.made_calls:
             self._block = None
@@ -462,7 +505,7 @@ class DsmlParser:
             block.later is not None
             or block.plain
             or code_ended
-            or (block.quoted and (cut or not block.made_calls))
+            or (block.quoted and (cut or not block.made_calls or block.quoted_whole))
         ):
             self._reject(block)
         else:

@@ -18,6 +18,7 @@ SECTION_BEGIN = f"<{D}tool_calls>"
 SECTION_END = f"</{D}tool_calls>"
 INVOKE_END = f"</{D}invoke>"
 PARAMETER_END = f"</{D}parameter>"
+CONTROL = re.compile(f"({D}|</?think>)")
 MARKED = re.compile(r"<\s*/?\s*[｜|‖]+\s*DSML|DSML[｜|‖]+")
 
 
@@ -61,25 +62,56 @@ def parse(
     cut: bool = False,
     tools: Sequence[Tool] = TOOLS,
     choice: ToolChoice | None = None,
+    tokens: bool = False,
 ) -> Response:
-    """The response in the given pieces, or in one."""
+    """The response in the given pieces, or in one.
+
+    With `tokens`, a marker, <think> or </think> that is whole in a piece is the control token, and
+    other text that spells one is text, as the server has it.
+    """
     parser = ResponseParser(
-        thinking=thinking, tools=tools, tool_choice=choice, request_id="request"
+        thinking=thinking,
+        think_tokens=tokens,
+        marker_tokens=tokens,
+        tools=tools,
+        tool_choice=choice,
+        request_id="request",
     )
     for piece in [text] if isinstance(text, str) else text:
-        parser.push(piece)
+        for part in CONTROL.split(piece) if tokens else [piece]:
+            if tokens and part == D:
+                parser.push_marker()
+            elif tokens and CONTROL.fullmatch(part):
+                parser.push_think(end=part == "</think>")
+            else:
+                parser.push(part)
     parser.finish(cut=cut)
     return parser.response()
 
 
 def parse_every_way(text: str, **options: Any) -> Response:
-    """The response, which must be the same whole, in characters, in threes and cut in two."""
+    """The response, which must be the same whole, in characters, in threes and cut in two.
+
+    Read as tokens it must be the same too, unless <think> is: that may be text within a line.
+    """
     whole = parse(text, **options)
     assert parse(list(text), **options) == whole
     assert parse([text[at : at + 3] for at in range(0, len(text), 3)], **options) == whole
     for cut in range(1, len(text), len(text) // 8 + 1):
         assert parse([text[:cut], text[cut:]], **options) == whole, f"cut at {cut}"
+    as_tokens = parse(text, tokens=True, **options)
+    assert parse(characters(text), tokens=True, **options) == as_tokens
+    assert "think>" in text or as_tokens == whole
     return whole
+
+
+def characters(text: str) -> list[str]:
+    """The text in the smallest pieces that control tokens can be read from."""
+    return [part for piece in CONTROL.split(text) for part in _characters(piece)]
+
+
+def _characters(piece: str) -> list[str]:
+    return [piece] if CONTROL.fullmatch(piece) else list(piece)
 
 
 def calls(response: Response) -> list[tuple[str, Any]]:
@@ -90,8 +122,12 @@ def flaws(response: Response) -> list[str]:
     return [problem.flaw.value for problem in response.problems]
 
 
-def random_pieces(text: str, random: random.Random, cuts: int) -> list[str]:
+def random_pieces(text: str, random: random.Random, cuts: int, *, tokens: bool) -> list[str]:
+    """The text cut at random places; with `tokens`, at none that is within a control token."""
     places = sorted(random.randrange(len(text) + 1) for _ in range(cuts))
+    if tokens:
+        inside = {at: c.start() for c in CONTROL.finditer(text) for at in range(*c.span())}
+        places = [inside.get(at, at) for at in places]
     return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
 
 

@@ -18,6 +18,7 @@ from tests.dsv4.text.dsml.documents import (
     D,
     Document,
     calls,
+    characters,
     parameter,
     parse,
     random_document,
@@ -124,20 +125,25 @@ def test_a_call_is_empty_only_if_it_was_written_empty(lines, given_options) -> N
 
 
 def check_cuts(seeds: range, runs: int, cuts: int) -> int:
-    """Parses documents and soups, each `runs` times cut at `cuts` places; returns all cuts."""
+    """Parses documents and soups, each `runs` times cut at `cuts` places; returns all cuts.
+
+    Half of the runs are of text, half of tokens.
+    """
     for seed in seeds:
         generator = random.Random(seed)
         soup = generator.random() < 0.3
         written = Document(random_soup(generator)) if soup else random_document(generator)
         thinking = written.thinking or (soup and generator.random() < 0.5)
-        whole = parse(written.text, thinking=thinking)
-        if not soup:
-            assert (whole.reasoning, whole.content) == (written.reasoning, written.content)
-            assert calls(whole) == written.calls
-        assert parse(list(written.text), thinking=thinking) == whole, seed
-        for _ in range(runs):
-            pieces = random_pieces(written.text, generator, cuts)
-            assert parse(pieces, thinking=thinking) == whole, (seed, pieces)
+        for tokens in (False, True):
+            whole = parse(written.text, thinking=thinking, tokens=tokens)
+            if not soup:
+                assert (whole.reasoning, whole.content) == (written.reasoning, written.content)
+                assert calls(whole) == written.calls
+            smallest = characters(written.text) if tokens else list(written.text)
+            assert parse(smallest, thinking=thinking, tokens=tokens) == whole, seed
+            for _ in range(runs // 2):
+                pieces = random_pieces(written.text, generator, cuts, tokens=tokens)
+                assert parse(pieces, thinking=thinking, tokens=tokens) == whole, (seed, pieces)
     return len(seeds) * runs * cuts
 
 

@@ -31,6 +31,9 @@ VALUES = {
     "days",
     "3",
     "1",
+    "Hi",
+    "Done",
+    ".",
 }
 RESPONSES = [
     "Hi"
@@ -44,6 +47,13 @@ RESPONSES = [
     + section(
         f'<{D}invoke name="bash">{{"command": "BCD"}}{INVOKE_END}',
         invoke("any", parameter("x", "EFG"), parameter("items", "[1]", "false")),
+    ),
+    "Hi"
+    + section(
+        invoke("bash", parameter("command", "BCD")),
+        invoke("now"),
+        f'<{D}invoke name="bash">\n{{"command": "EFG"}}\n{INVOKE_END}',
+        invoke("bash", parameter("command", "HIJ")),
     ),
 ]
 
@@ -73,9 +83,13 @@ def test_where_a_token_of_markup_is_lost_no_other_call_is_made(text: str) -> Non
 @pytest.mark.parametrize("damage", ["lost", "doubled"])
 @pytest.mark.parametrize("text", RESPONSES)
 def test_where_a_token_of_markup_is_damaged_no_markup_is_shown(text: str, damage: str) -> None:
+    prose = parse(text).content.split()
     for at, damaged in enumerate(variants(text, damage)):
         response = parse(damaged)
         assert MARKED.search(response.content) is None, damaged
+        if '"}' not in response.content:  # what is left of a JSON body is text like any other
+            assert response.content.split() == prose, damaged
         assert parse([damaged[:at], damaged[at:]]) == response
+        assert parse(damaged, tokens=True) == response
         for _, arguments in calls(response):
             assert MARKED.search(str(arguments)) is None, damaged

@@ -72,6 +72,11 @@ def test_only_the_blank_line_before_a_block_belongs_to_it(text: str, content: st
         "\n\n\n   \n\n",
         "trailing\n\n",
         "< tool_calls> </ invoke> <parameter",
+        'a\n<invoke name="bash">',
+        '<invoke name="bash">\n{"command": "ls"}\n</invoke>',
+        '<invoke name="bash">\n</invoke>',
+        '<tool_calls>\n<invoke name="bash">\n<tool_calls>',
+        "</inv> </oke> </toolcalls>",
         "D S M L DSML ｜ DSML ｜",
     ],
 )
@@ -125,6 +130,23 @@ def test_what_may_be_markup_is_held_only_until_it_is_not() -> None:
         f"a ` b {SECTION_BEGIN} c",
         f"1. Open: {SECTION_BEGIN}\n2. Then: <{D}invoke name='bash'>\n3. Close.",
         "\n".join(f"> {line}" for line in BLOCK.strip().splitlines()) + "\nis a call.",
+        *[
+            f"So:\n{mark}" + f"\n{mark}".join(BLOCK.strip().splitlines()) + end
+            for mark in ("> ", ">", "  > > ")
+            for end in ("", "\n", f"\n{mark}and", f"\n{mark}\n\n")
+        ],
+        f"> {BASH.replace(chr(10), '')}",
+        f"```diff\n-```\n{BLOCK.strip()}\n```\nx",
+        f"```\n- ```\n{BLOCK.strip()}\n```\nx",
+        f"```\n{BLOCK.strip()}```\nx",
+        f"```{BLOCK.strip()}```",
+        f"````\n```\n{BLOCK.strip()}```\n````\nx",
+        f"The tag <{D}hello world.",
+        f"See <{D}tool_calls then invoke",
+        f"See <{D}invoke that calls",
+        f"See {D}invoke, {D}parameter and {D}tool_calls too",
+        f'Use <invoke name="bash"> for <{D}invoke name="bash"> and so on',
+        f'The tag {D}invoke name="bash"> lost its first character.',
     ],
 )
 def test_a_quotation_is_text_and_no_call(text: str) -> None:
@@ -181,6 +203,49 @@ def test_a_section_without_marker_is_one_only_where_a_call_with_marker_follows()
         response = parse_every_way(f"a\n\n<tool_calls>\n{behind}")
         assert calls(response) == []
         assert response.content.startswith("a\n\n<tool_calls>\n")
+
+
+UNMARKED = {
+    "section": lambda text: text.replace(f"<{D}tool", "<tool"),
+    "invokes": lambda text: text.replace(f"<{D}inv", "<inv"),
+    "both": lambda text: text.replace(f"<{D}tool", "<tool").replace(f"<{D}inv", "<inv"),
+    "and their ends": lambda text: re.sub(f"(</?){D}(tool|inv)", r"\1\2", text),
+    "and these cut": lambda text: re.sub(f"(</?){D}(tool|inv)", r"\1\2", text).replace("oke>", ">"),
+}
+
+
+@pytest.mark.parametrize("kind", UNMARKED)
+def test_tags_without_marker_around_parameters_with_one_are_a_call(kind: str) -> None:
+    change = UNMARKED[kind]
+    for invokes in ([BASH], [BASH, PARIS], [PARIS, BASH, PARIS]):
+        bare = "\n\n" + "\n".join(invokes)
+        for before, text in [("Hi", section(*invokes)), ("Hi", bare), ("", bare)]:
+            response = parse_every_way(before + change(text))
+            assert [call.name for call in response.tool_calls] == [
+                "bash" if each is BASH else "get_weather" for each in invokes
+            ]
+            assert response.content == before
+        text = section(PARIS) + change(section(*invokes)) + change(section(PARIS))
+        assert len(parse_every_way(text).tool_calls) == len(invokes) + 2
+        assert parse_every_way("Hi" + text).content == "Hi"
+
+
+def test_an_invoke_without_marker_that_cannot_be_called_is_not_half_shown() -> None:
+    for text, flaw in [
+        (BASH.removesuffix(INVOKE_END), "incomplete"),
+        (PARIS.replace("city", "days"), "malformed"),
+        (f'<{D}invoke name="bash">\n{INVOKE_END}', "malformed"),
+    ]:
+        response = parse_every_way("Hi\n\n" + text.replace(f"<{D}inv", "<inv"))
+        assert (calls(response), response.content) == ([], "Hi")
+        assert flaws(response)[0] == flaw
+
+
+def test_an_end_that_the_stream_ends_in_is_one() -> None:
+    for cut in range(1, 5):
+        for end in ("", "\n", "\n\n"):
+            text = "Hi" + BLOCK.removesuffix(f"\n{SECTION_END}")[:-cut] + end * (cut == 1)
+            assert calls(parse_every_way(text)) == [PARIS_CALL]
 
 
 def test_tags_alone_are_not_shown_unless_in_prose() -> None:

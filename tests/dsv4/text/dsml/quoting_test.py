@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsv4.text.dsml.quoting import CodeTracker
+from dsv4.text.dsml.quoting import CodeTracker, QuotedLines
 
 
 def in_code(text: str) -> bool:
@@ -29,6 +29,16 @@ def in_code(text: str) -> bool:
         "- ```\n",
         "1. ```\n",
         "> ```\n> ",
+        "```\n- ```\n",
+        "```\n-```\n",
+        "```\n> ```\n",
+        "```\n1. ```\n",
+        "```\n    ```\n",
+        "```\n\t```\n",
+        "> ```\n> - ```\n",
+        "- ```\n  - ```\n",
+        "- ```\n      ```\n",
+        "   ```\n" + " " * 70 + "```\n",
         "`",
         "``a`b",
         "a `b\nc",
@@ -51,6 +61,12 @@ def test_inside_code(text: str) -> None:
         "```\n```",
         "```\n```  ",
         "```\n  `````\n",
+        "```\n   ```\n",
+        "- ```\n  ```\n",
+        "- ```\n     ```\n",
+        "1. - ```\n     ```\n",
+        "> - ```\n>   ```\n",
+        "> ```\n```\n",
         "> ```\n> ```\n",
         "~~~a~~~\n~~~\n~~~\n~~~",
         "`a`",
@@ -91,6 +107,41 @@ def test_code_is_followed_to_its_end_and_not_beyond(opening: str, text: str, len
         if not split.in_code:
             break
     assert taken == length
+
+
+def test_a_fence_right_behind_the_end_of_a_section_closes() -> None:
+    for behind, closed in (("```\n", True), ("````", True), ("``\n", False), ("x```\n", False)):
+        tracker = CodeTracker()
+        tracker.feed("```\nend>")
+        tracker.meet_section_end()
+        tracker.feed(behind)
+        tracker.meet_tag()
+        assert tracker.in_code is not closed
+
+
+@pytest.mark.parametrize(
+    ("text", "quoted"),
+    [
+        ("", True),
+        (" a", True),
+        ("\n", False),
+        ("\n>", True),
+        ("\n  > a", True),
+        ("\n> a\nb", False),
+        ("\nb > a", False),
+        ("\n> a\n\n> ", True),
+    ],
+)
+def test_a_line_is_quoted_if_it_begins_so(text: str, quoted: bool) -> None:
+    whole, split = QuotedLines(), QuotedLines()
+    whole.feed_text(text)
+    for character in text:
+        split.feed_text(character)
+    for lines in (whole, split):
+        lines.meet_tag()
+        lines.feed_text("\n>")
+        lines.meet_tag()
+        assert lines.all is quoted
 
 
 @pytest.mark.parametrize(
