@@ -1,7 +1,7 @@
 """A streamed response as an OpenAI-style client wants it: reasoning, content and tool calls.
 
-Joins the parsers of reasoning and tool calls (`dsml.parser`) for one request, and says why the
-response ended. Its result does not depend on how the text was cut.
+Reads the response to one request (see `dsml.parser`), and says why it ended. What it says does not
+depend on how the text was cut.
 """
 
 import enum
@@ -24,22 +24,36 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Delta:
-    """What one piece of text added.
+    """What one piece of text added: `events`, in the order of the response."""
 
-    Attributes:
-      reasoning, content: text to append.
-      tool_calls: new calls, complete, with their places among the calls of the response.
-      problems: markup that was taken out and gave no call.
-    """
+    events: tuple[Event, ...] = ()
 
-    reasoning: str = ""
-    content: str = ""
-    tool_calls: tuple[Call, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    @property
+    def reasoning(self) -> str:
+        """The text to append to the reasoning."""
+        return "".join(
+            each.text for each in self.events if isinstance(each, Text) and each.reasoning
+        )
+
+    @property
+    def content(self) -> str:
+        """The text to append to the content."""
+        texts = (each for each in self.events if isinstance(each, Text))
+        return "".join(each.text for each in texts if not each.reasoning)
+
+    @property
+    def tool_calls(self) -> tuple[Call, ...]:
+        """New calls, complete, with their places among the calls of the response."""
+        return tuple(each for each in self.events if isinstance(each, Call))
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Markup that was taken out and gave no call."""
+        return tuple(each for each in self.events if isinstance(each, Problem))
 
     def __bool__(self) -> bool:
         """Whether it adds anything."""
-        return bool(self.reasoning or self.content or self.tool_calls or self.problems)
+        return bool(self.events)
 
 
 @dataclass(frozen=True)
@@ -54,7 +68,10 @@ class Response:
 
 
 class ResponseParser:
-    """Parses one response, `push` after `push`, then `finish`, then `response`."""
+    """Parses one response, `push` after `push`, then `finish` or `stop`, then `response`.
+
+    Keeps what `response` returns if it was asked to, and else no more than is undecided.
+    """
 
     def __init__(
         self,
@@ -65,6 +82,7 @@ class ResponseParser:
         tools: Sequence[Tool] = (),
         tool_choice: ToolChoice | None = None,
         request_id: str = "",
+        keep: bool = True,
     ) -> None:
         """Starts a response.
 
@@ -76,6 +94,7 @@ class ResponseParser:
           tools: what the request declares; other tools can't be called.
           tool_choice: what the request says of calling them; at will by default.
           request_id: makes the ids of the calls unique, and the same when it is parsed again.
+          keep: `response` will be asked for.
         """
         self._parser = DsmlParser(
             tools,
@@ -85,7 +104,7 @@ class ResponseParser:
             think_tokens=think_tokens,
             marker_tokens=marker_tokens,
         )
-        self._deltas: list[Delta] = []
+        self._events: list[Event] | None = [] if keep else None
         self._cut = False
 
     def push(self, text: str) -> Delta:
@@ -113,30 +132,33 @@ class ResponseParser:
         self._cut = cut
         return self._add(self._parser.finish(cut=cut))
 
+    def stop(self) -> Delta:
+        """Ends the response where its content ends so far: what was held back is dropped."""
+        return self._add(self._parser.stop())
+
     def response(self) -> Response:
         """Returns all of the finished response.
 
         The reason why one that was cut ended is the cut, even if there are calls before it: the
         client must know that more was to come.
+
+        Raises:
+          ValueError: it was not kept.
         """
-        calls = tuple(each.call for delta in self._deltas for each in delta.tool_calls)
+        if self._events is None:
+            raise ValueError("response(): expected a parser made with keep=True, got keep=False")
+        whole = Delta(tuple(self._events))
+        calls = tuple(each.call for each in whole.tool_calls)
         reason = FinishReason.TOOL_CALLS if calls else FinishReason.STOP
         return Response(
-            reasoning="".join(delta.reasoning for delta in self._deltas),
-            content="".join(delta.content for delta in self._deltas),
+            reasoning=whole.reasoning,
+            content=whole.content,
             tool_calls=calls,
-            problems=tuple(each for delta in self._deltas for each in delta.problems),
+            problems=whole.problems,
             finish_reason=FinishReason.LENGTH if self._cut else reason,
         )
 
     def _add(self, events: Sequence[Event]) -> Delta:
-        texts = [event for event in events if isinstance(event, Text)]
-        delta = Delta(
-            reasoning="".join(each.text for each in texts if each.reasoning),
-            content="".join(each.text for each in texts if not each.reasoning),
-            tool_calls=tuple(event for event in events if isinstance(event, Call)),
-            problems=tuple(event for event in events if isinstance(event, Problem)),
-        )
-        if delta:
-            self._deltas.append(delta)
-        return delta
+        if self._events is not None:
+            self._events.extend(events)
+        return Delta(tuple(events))

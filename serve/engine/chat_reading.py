@@ -3,15 +3,17 @@
 The reasoning begins and ends with control tokens, never with text that spells them, and so does the
 markup of tool calls if the tokenizer has a token for its marker. No control token is ever shown;
 within the value of an argument it is its name. Stop strings are looked for in the content alone;
-what follows one is dropped, calls that are complete by then stay.
+what stands behind one is dropped, calls that stand before it stay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dsv4.text import special_tokens
 from dsv4.text.detokenizer import IncrementalDetokenizer
+from dsv4.text.dsml.events import Event, Flaw, Problem, Text
 from dsv4.text.response import Delta, ResponseParser
 from dsv4.text.stop import StopMatcher
 from dsv4.text.tokenizer import Tokenizer
@@ -41,20 +43,20 @@ class ChatReader:
             tools=chat.tools,
             tool_choice=chat.tool_choice,
             request_id=request_id,
+            keep=False,
         )
         self._stop = StopMatcher(stop)
+        self._called = False
 
     def push(self, token: int) -> Piece:
         name = self._names.get(token)
         if name is None:
             delta = self._parser.push(self._detokenizer.push(token))
         else:
-            delta = _joined(self._parser.push(self._detokenizer.flush()), self._push_control(name))
-        text, stop = self._stop.push(delta.content)
-        if stop is not None:
-            last = self._parser.finish(cut=True)
-            delta = _joined(delta, last)
-        return _piece(delta, text, stop)
+            before = self._parser.push(self._detokenizer.flush())
+            delta = Delta(before.events + self._push_control(name).events)
+        piece = self._piece(delta)
+        return piece if piece.stop is None else _joined(piece, self._piece(self._parser.stop()))
 
     def _push_control(self, name: str) -> Delta:
         if name in (special_tokens.THINK_BEGIN, special_tokens.THINK_END):
@@ -64,23 +66,37 @@ class ChatReader:
         return self._parser.push_control(name)
 
     def finish(self, *, cut: bool) -> Piece:
-        delta = _joined(self._parser.push(self._detokenizer.flush()), self._parser.finish(cut=cut))
-        text, stop = self._stop.push(delta.content)
-        return _piece(delta, text + self._stop.flush(), stop)
+        before = self._parser.push(self._detokenizer.flush())
+        piece = self._piece(Delta(before.events + self._parser.finish(cut=cut).events))
+        return replace(piece, text=piece.text + self._stop.flush())
 
     def stop_reason(self) -> FinishReason:
-        made = self._parser.response().tool_calls
-        return FinishReason.TOOL_CALLS if made else FinishReason.STOP
+        return FinishReason.TOOL_CALLS if self._called else FinishReason.STOP
+
+    def _piece(self, delta: Delta) -> Piece:
+        """Returns what of `delta` stands before a stop string, and what is wrong with the whole."""
+        text: list[str] = []
+        events: list[Event] = []
+        stop = None
+        for event in delta.events:
+            if stop is not None:
+                if isinstance(event, Problem) and event.flaw is Flaw.MISSING:
+                    events.append(event)
+            elif isinstance(event, Text) and not event.reasoning:
+                shown, stop = self._stop.push(event.text)
+                text.append(shown)
+            else:
+                events.append(event)
+        kept = Delta(tuple(events))
+        self._called = self._called or bool(kept.tool_calls)
+        return Piece("".join(text), kept.reasoning, kept.tool_calls, kept.problems, stop)
 
 
-def _joined(first: Delta, second: Delta) -> Delta:
-    return Delta(
-        reasoning=first.reasoning + second.reasoning,
-        content=first.content + second.content,
-        tool_calls=first.tool_calls + second.tool_calls,
-        problems=first.problems + second.problems,
+def _joined(first: Piece, second: Piece) -> Piece:
+    return Piece(
+        first.text,
+        first.reasoning + second.reasoning,
+        first.tool_calls + second.tool_calls,
+        first.problems + second.problems,
+        first.stop,
     )
-
-
-def _piece(delta: Delta, text: str, stop: str | None) -> Piece:
-    return Piece(text, delta.reasoning, delta.tool_calls, delta.problems, stop)

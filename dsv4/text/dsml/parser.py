@@ -103,7 +103,10 @@ class DsmlParser:
         return self._take_events()
 
     def finish(self, *, cut: bool) -> list[Event]:
-        """Ends the response; `cut` says that it was stopped before the model was done."""
+        """Ends the response; `cut` says that it was stopped before the model was done.
+
+        Events are in the order in which the model wrote what they tell of.
+        """
         lexemes = self._lexer.finish()
         for lexeme in lexemes:
             block = self._block
@@ -118,13 +121,29 @@ class DsmlParser:
             self._finish_block(self._block, cut=cut)
             self._work()
         self._show(self._take_tail())
+        content = self._take_events()
+        drafts = self._make_drafts()
+        return [*drafts, *content, *self._demand()]
+
+    def stop(self) -> list[Event]:
+        """Ends the response where its text ends that was shown so far.
+
+        What is held back stands behind that, but for calls that the reasoning ended with.
+        """
+        self._lexer.finish()
+        self._queue.clear()
+        self._block, self._tail = None, ""
+        return [*self._make_drafts(), *self._demand()]
+
+    def _make_drafts(self) -> list[Event]:
         drafts, self._drafts = self._drafts, []
         for result in drafts:
             self._make(result)
-        demand = self._calls.demand(self._made)
-        if demand is not None:
-            self._say(demand)
         return self._take_events()
+
+    def _demand(self) -> list[Event]:
+        demand = self._calls.demand(self._made)
+        return [] if demand is None else [demand]
 
     def _take(self, lexeme: Lexeme) -> None:
         self._queue.append((lexeme, False, 0))

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from dsv4.text.chat.encoder import encode_prompt
 from dsv4.text.chat.messages import Conversation, ThinkingMode, read_messages
+from dsv4.text.dsml.calls import Choice, ToolChoice
+from dsv4.text.dsml.events import Text
 from dsv4.text.response import Delta, FinishReason, ResponseParser
 from dsv4.text.special_tokens import ASSISTANT, EOS
 from tests.dsv4.text.dsml.documents import PARAMETER_END, PARIS, TOOLS, calls, parse, section, tool
@@ -66,6 +68,30 @@ def test_deltas_add_up_to_the_response() -> None:
     assert [call.index for call in made] == [0, 1]
     assert tuple(call.call for call in made) == response.tool_calls
     assert not any(bool(delta) for delta in deltas if delta == Delta())
+
+
+def test_a_delta_has_text_and_calls_in_the_order_of_the_response() -> None:
+    parser = ResponseParser(thinking=False, tools=TOOLS)
+    first = parser.push(f"```\na{section(PARIS)}\nb{section(PARIS)}\nc")
+    assert first.events == (Text("```\na", False),)
+    last = parser.finish(cut=False).events
+    kinds = ["text" if isinstance(each, Text) else "call" for each in last]
+    assert kinds == ["call", "text", "call", "text"]
+
+
+def test_a_response_that_is_stopped_ends_where_its_content_does() -> None:
+    parser = ResponseParser(thinking=False, tools=TOOLS, tool_choice=ToolChoice(Choice.REQUIRED))
+    parser.push(f"```\na{section(PARIS)}\nb{section(PARIS)[:-40]}")
+    assert [each.flaw.value for each in parser.stop().problems] == ["missing"]
+    response = parser.response()
+    assert (response.content, response.tool_calls) == ("```\na", ())
+
+
+def test_only_what_is_kept_is_returned() -> None:
+    parser = ResponseParser(thinking=False, keep=False)
+    parser.finish(cut=False)
+    with pytest.raises(ValueError, match="keep=True"):
+        parser.response()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """How the tokens of a chat's answer are read. What markup means is tested in tests/dsv4/text."""
 
 import json
+import tracemalloc
 from random import Random
 
 import pytest
@@ -134,6 +135,49 @@ def test_calls_before_a_stop_string_stay():
     piece = read(chat, tokens(f"{CALL}\nso END"))
     assert piece.stop == "END" and "END" not in piece.text
     assert len(piece.tool_calls) == 1 and chat.stop_reason() is FinishReason.TOOL_CALLS
+
+
+def test_what_stands_behind_a_stop_string_does_not_count_when_it_is_settled_late():
+    # That the code does not end, and so is none, is known at the end.
+    chat = reader(stop=("STOP",))
+    piece = read(chat, tokens(f"```\ncode{CALL}\nSTOP{CALL.replace('Paris', 'Rome')}\nDone"))
+    assert (piece.text, piece.stop) == ("```\ncode\n", "STOP")
+    assert [json.loads(made.call.arguments) for made in piece.tool_calls] == [{"city": "Paris"}]
+    piece = read(reader(stop=("STOP",)), tokens(f"```\n{CALL}\nSTOP{CALL[:-40]}"))
+    assert (len(piece.tool_calls), piece.problems, piece.stop) == (1, (), "STOP")
+    piece = read(reader(stop=("code",)), tokens(f"```\ncode{CALL}"))
+    assert (piece.text, piece.tool_calls, piece.stop) == ("```\n", (), "code")
+
+
+def test_a_call_of_the_reasoning_stays_where_the_content_stops_at_its_last_character():
+    chat = reader(thinking=True, stop=("\n\n",))
+    piece = read(chat, tokens(f"Hm.{CALL}</think>So\n\n"))
+    assert (piece.text, piece.stop, len(piece.tool_calls)) == ("So", "\n\n", 1)
+    assert chat.stop_reason() is FinishReason.TOOL_CALLS
+
+
+def test_a_call_within_a_stop_string_stays_and_one_that_was_dropped_is_no_reason():
+    chat = reader(stop=("STOP",))
+    piece = read(chat, tokens(f"ST{CALL}OP"))
+    assert (piece.text, piece.stop, len(piece.tool_calls)) == ("", "STOP", 1)
+    chat = reader(stop=("a",))
+    assert not read(chat, tokens(f"a{CALL}")).tool_calls
+    assert chat.stop_reason() is FinishReason.STOP
+
+
+def test_memory_does_not_grow_with_the_answer():
+    chat = reader(thinking=True)
+    line = TOKENIZER.encode("some words, and a few more.\n")
+    for token in line:
+        chat.push(token)
+    tracemalloc.start()
+    try:
+        for token in line * 200:
+            chat.push(token)
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown < 4000
 
 
 def test_a_call_cut_off_is_a_problem_and_neither_call_nor_content():
