@@ -158,40 +158,60 @@ class ValueReader:
                 return Verdict.OVER
             if self._begins_anew():
                 return Verdict.NONE
-        if tag.marked or self._plain:
-            self._follow(tag, starts_line=starts_line)
+        self._follow(tag, starts_line=starts_line)
         self._previous = tag
         return Verdict.OPEN
 
     def _follow(self, tag: Tag, *, starts_line: bool) -> None:
         """Takes note of a tag that is part of the value."""
-        quotation, last = self._quotation, self._previous
-        behind_end = last is not None and is_damaged_end(last) and _is_of_calls(tag)
+        counts = tag.marked or self._plain
         declared = tag.begins(Element.INVOKE) and self._calls.declared(tag.name) is not None
-        unopened, self._unopened = self._unopened, False  # the last tag was an end of nothing
-        doubtful = behind_end or (unopened and declared)
+        if self._is_doubtful(tag, starts_line=starts_line, counts=counts, declared=declared):
+            self._quotation.doubt_about(tag)
+        self._unopened = counts and tag.ends(Element.INVOKE) and not self._quotation.open
+        if counts:
+            self._quote(tag, in_call=declared and starts_line)
+
+    def _is_doubtful(self, tag: Tag, *, starts_line: bool, counts: bool, declared: bool) -> bool:
+        """Whether a tag looks like one of the call that the value is of, or of one behind that.
+
+        `counts` says that it has a marker if the value has, `declared` that it begins a call.
+        """
+        last, quotation = self._previous, self._quotation
+        if counts and tag.ends(Element.SECTION) and starts_line and not self._unopened:
+            return not quotation.sections
+        if quotation.open:
+            return False
+        if self._unopened and declared:
+            return True
+        if not counts or tag.element is Element.UNKNOWN or is_own_end(tag):
+            return False
+        if last is not None and is_damaged_end(last):
+            return True
         if tag.begins(Element.PARAMETER):
-            doubtful = doubtful or starts_line or self._is_next_parameter(tag)
-        elif tag.ends(Element.INVOKE):
-            doubtful = doubtful or starts_line
-        if doubtful and not quotation.open:
-            quotation.doubt_about(tag)
+            return starts_line or self._is_next_parameter(tag)
+        return tag.ends(Element.INVOKE) and starts_line
+
+    def _quote(self, tag: Tag, *, in_call: bool) -> None:
+        """Takes note of a tag that may be quoted; `in_call` says that it begins a call in a line.
+
+        A parameter right behind the beginning of an invoke begins the quotation of a whole call,
+        which ends with that invoke.
+        """
+        last, quotation = self._previous, self._quotation
         if tag.begins(Element.SECTION):
             quotation.sections += 1
         elif tag.begins(Element.INVOKE) and tag.shape is Shape.BEGIN:
             quotation.invokes += 1
-            quotation.in_call = quotation.in_call or (declared and starts_line)
+            quotation.in_call = quotation.in_call or in_call
         elif tag.begins(Element.PARAMETER):
-            begins = last is not None and last.marked and last.begins(Element.INVOKE)
-            if begins and tag.marked and last is not None and last.shape is Shape.BEGIN:
+            whole = last is not None and last.begins(Element.INVOKE) and last.shape is Shape.BEGIN
+            if whole and last is not None and last.marked and tag.marked:
                 quotation.quoting = True
             self.quoted_parameter = self.quoted_parameter or not quotation.quoting
         elif tag.ends(Element.INVOKE):
-            self._unopened = not quotation.open
             quotation.end_invoke()
         elif tag.ends(Element.SECTION):
-            if not quotation.sections and starts_line and not unopened:
-                quotation.doubt_about(tag)
             quotation.end_section()
 
     def _is_over(self, *, at_end: bool = False, body: bool = False) -> bool:
@@ -287,7 +307,3 @@ def is_damaged_end(tag: Tag) -> bool:
 def _is_end(tag: Tag) -> bool:
     """Whether this is the end of a value, damaged or not."""
     return is_own_end(tag) or is_damaged_end(tag)
-
-
-def _is_of_calls(tag: Tag) -> bool:
-    return tag.element is not Element.UNKNOWN and not is_own_end(tag)

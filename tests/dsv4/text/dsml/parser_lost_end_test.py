@@ -3,9 +3,11 @@
 Such a value never swallows a call: what is called was meant, all of it, or there is a problem.
 """
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -77,6 +79,7 @@ DEVIATIONS: dict[str, Callable[[str], str]] = {
     "prose": lambda text: f"{text}\n\nDone.",
     "another section": lambda text: f"{text}\n\nAnd:{section(PARIS)}",
 }
+PAIRED = [name for name in DEVIATIONS if name != "another section"]
 
 
 def check(text: str, meant: list[tuple[str, Any]]) -> Response:
@@ -111,6 +114,27 @@ def test_with_any_other_deviation_no_call_is_swallowed(end: str, deviation: str)
         for count in (1, -1):
             check(DEVIATIONS[deviation](whole.replace(PARAMETER_END, end, count)), meant)
             check(DEVIATIONS[deviation](whole).replace(PARAMETER_END, end, count), meant)
+
+
+def check_pairs(random: Random, share: float) -> None:
+    """Any two deviations, on `share` of what they can be combined with."""
+    for first, second in itertools.permutations(PAIRED, 2):
+        if (first, second) == ("prose", "no line breaks"):
+            continue  # then it stands within a line: a quotation
+        for end, invokes, count in itertools.product([*DAMAGED, PARAMETER_END], TRIPLES, (1, -1)):
+            if random.random() < share:
+                text = ("Hi" + section(*invokes)).replace(PARAMETER_END, end, count)
+                text = DEVIATIONS[second](DEVIATIONS[first](text))
+                check(text, [MEANT[each] for each in invokes])
+
+
+def test_with_any_two_other_deviations_no_call_is_swallowed() -> None:
+    check_pairs(Random(0), 0.03)
+
+
+@pytest.mark.soak
+def test_with_all_pairs_of_other_deviations_no_call_is_swallowed() -> None:
+    check_pairs(Random(0), 1)
 
 
 @pytest.mark.parametrize("end", DAMAGED)
