@@ -4,6 +4,7 @@ The reports are GitHub issues and pull requests; the responses are written anew 
 one is parsed whole, character by character, and cut at several places.
 """
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from dsv4.text.chat.messages import Tool
 from dsv4.text.dsml.calls import Choice, ToolChoice
+from dsv4.text.response import ResponseParser
 from tests.dsv4.text.dsml.documents import (
     INVOKE_END,
     MARKED,
@@ -414,16 +416,10 @@ STREAMS = [
         thinking=True,
     ),
     Report(
-        "vllm#40801: fragments of tags in content, streamed",
+        "vllm#40801, vllm#36654: fragments of tags in content where it is streamed",
         "Ok." + section(PARIS, invoke("bash", LS)),
         [PARIS_CALL, LS_CALL],
         "Ok.",
-    ),
-    Report("vllm#36654: fails now and then", section(PARIS), [PARIS_CALL], finish="tool_calls"),
-    Report(
-        "vllm#42878, vllm#42879: a long value",
-        section(invoke("write", parameter("path", "/a"), parameter("content", "line\n" * 40))),
-        [("write", {"path": "/a", "content": "line\n" * 40})],
     ),
     Report(
         "vllm#58228, vllm#47963: cut within a call",
@@ -510,3 +506,17 @@ def test_a_reported_response_is_parsed_right_wherever_it_is_cut(report: Report) 
         assert flaws(response) == report.flaws
     if report.finish:
         assert response.finish_reason == report.finish
+
+
+def test_a_long_value_comes_with_its_call_and_not_before() -> None:
+    """vllm#42878, vllm#42879 want arguments streamed. By design they come at the invoke's end.
+
+    Only then is it known that they are whole, and that they are arguments at all.
+    """
+    value = "line\n" * 40
+    text = section(invoke("write", parameter("path", "/a"), parameter("content", value)))
+    parser = ResponseParser(thinking=False, tools=TOOLS)
+    before, end, _ = text.partition(INVOKE_END)
+    assert not any(parser.push(character) for character in before + end[:-1])
+    (call,) = parser.push(end[-1]).tool_calls
+    assert json.loads(call.call.arguments) == {"path": "/a", "content": value}
