@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -61,7 +62,8 @@ class RopeScaling:
 class ModelConfig:
     """Shape and constants of one DeepSeek-V4 model; hashable, so usable as a static argument.
 
-    `compress_ratios` has one entry (0, 4 or 128) per layer, then one per MTP layer.
+    `compress_ratios` has one entry (0, 4 or 128) per layer, then a 0 per MTP layer, which need not
+    be given.
     """
 
     vocab_size: int
@@ -221,6 +223,16 @@ class ModelConfig:
         return layer < min(self.num_hash_layers, self.num_hidden_layers)
 
 
+# Far beyond any model: what is larger is a mistake, and would be enumerated expert by expert.
+MAX_EXPERTS = 4096
+_AT_MOST = {
+    "n_routed_experts": MAX_EXPERTS,
+    "num_hidden_layers": 1024,
+    "num_nextn_predict_layers": 16,
+    "hc_mult": 64,
+    "hc_sinkhorn_iters": 1000,
+}
+_MAX_INT = 0x7FFFFFFF
 _MAY_BE_ZERO = ("num_hash_layers", "num_nextn_predict_layers", "bos_token_id", "eos_token_id")
 
 
@@ -229,29 +241,39 @@ def _check_positive(config: ModelConfig) -> None:
         value = getattr(config, field.name)
         if field.type == "int":
             least = 0 if field.name in _MAY_BE_ZERO else 1
+            most = _AT_MOST.get(field.name, _MAX_INT)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{field.name}: got {value!r}, expected an integer >= {least}")
+            if value > most:
+                raise ValueError(f"{field.name}: got {value}, expected at most {most}")
         elif field.type == "float":
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-                raise ValueError(f"{field.name}: got {value!r}, expected a number > 0")
+            if (
+                not isinstance(value, (int, float))
+                or isinstance(value, bool)
+                or not 0 < value <= sys.float_info.max
+            ):
+                raise ValueError(f"{field.name}: got {value!r}, expected a finite number > 0")
             object.__setattr__(config, field.name, float(value))
 
 
 def _check_relations(config: ModelConfig) -> None:
     ratios = config.compress_ratios
     layers, mtp = config.num_hidden_layers, config.num_nextn_predict_layers
-    if len(ratios) not in (layers, layers + mtp):
+    if len(ratios) < layers:
         raise ValueError(
-            f"compress_ratios: got {len(ratios)} entries, expected {layers} (num_hidden_layers) "
-            f"or {layers + mtp} (with MTP layers)"
+            f"compress_ratios: got {len(ratios)} entries, expected {layers} (num_hidden_layers), "
+            "and 0 for each MTP layer"
         )
     for index, ratio in enumerate(ratios):
-        if ratio not in _KIND_OF_RATIO:
+        if type(ratio) is not int or ratio not in _KIND_OF_RATIO:
             raise ValueError(f"compress_ratios[{index}]: got {ratio!r}, expected 0, 4 or 128")
         if index >= layers and ratio:
             raise ValueError(
-                f"compress_ratios[{index}]: got {ratio!r}, expected 0 (MTP layers are window-only)"
+                f"compress_ratios[{index}]: got {ratio!r}, expected 0 behind the {layers} of "
+                "num_hidden_layers (MTP layers are window-only)"
             )
+    # Equal models have equal configs, however many zeros were written.
+    object.__setattr__(config, "compress_ratios", tuple(ratios[:layers]) + (0,) * mtp)
     rope = config.qk_rope_head_dim
     for field, value in (("head_dim", config.head_dim), ("index_head_dim", config.index_head_dim)):
         if value < rope:
@@ -263,6 +285,12 @@ def _check_relations(config: ModelConfig) -> None:
             f"o_groups: got {config.o_groups}, expected a divisor of num_attention_heads "
             f"({config.num_attention_heads})"
         )
+    for field in ("bos_token_id", "eos_token_id"):
+        if getattr(config, field) >= config.vocab_size:
+            raise ValueError(
+                f"{field}: got {getattr(config, field)}, expected below vocab_size "
+                f"({config.vocab_size})"
+            )
     if config.num_experts_per_tok > config.n_routed_experts:
         raise ValueError(
             f"num_experts_per_tok: got {config.num_experts_per_tok}, expected at most "
@@ -296,6 +324,14 @@ def _published_names(raw: Mapping[str, Any]) -> dict[str, Any]:
         theta = compress.get("rope_theta", 160000.0)
         _set(values, "compress_rope_theta", theta, f"{where}.compress.rope_theta")
         _set_rope_scaling(values, compress, f"{where}.compress")
+    elif isinstance(parameters, Mapping):
+        where = "rope_parameters"
+        if "rope_theta" in parameters:
+            _set(values, "rope_theta", parameters["rope_theta"], f"{where}.rope_theta")
+        _set_rope_scaling(values, parameters, where)
+    eos = given.get("eos_token_id")
+    if isinstance(eos, list) and len(eos) == 1:
+        values["eos_token_id"] = eos[0]
     if "mlp_layer_types" in given:
         count = _count_hash_layers(given["mlp_layer_types"])
         _set(values, "num_hash_layers", count, "mlp_layer_types")

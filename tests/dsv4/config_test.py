@@ -122,6 +122,16 @@ def test_the_form_transformers_writes_is_read():
         ({"rope_scaling": YARN | {"beta_fast": "32"}}, "rope_scaling.beta_fast: got '32'"),
         ({"rope_scaling": YARN | {"beta_slow": 64}}, "rope_scaling.beta_fast: got 32"),
         ({"compress_ratios": 4}, "compress_ratios: got 4"),
+        ({"compress_ratios": [0, 4.0, 128, 4, 128, 4]}, r"compress_ratios\[1\]: got 4.0"),
+        ({"compress_ratios": [False, 4, 128, 4, 128, 4]}, r"compress_ratios\[0\]: got False"),
+        ({"compress_ratios": [0, 4, 128, 4, 128, 4, 0, 4]}, r"compress_ratios\[7\]: got 4"),
+        ({"n_routed_experts": 10**9}, "n_routed_experts: got 1000000000, expected at most 4096"),
+        ({"num_hidden_layers": 10**30}, "num_hidden_layers: got 1000000000000000000000000000000"),
+        ({"vocab_size": 2**31}, "vocab_size: got 2147483648, expected at most"),
+        ({"eos_token_id": 384}, r"eos_token_id: got 384, expected below vocab_size \(384\)"),
+        ({"eos_token_id": [1, 2]}, r"eos_token_id: got \[1, 2\]"),
+        ({"swiglu_limit": float("inf")}, "swiglu_limit: got inf, expected a finite number > 0"),
+        ({"rope_theta": 10**400}, "rope_theta: got 1000"),
     ],
 )
 def test_unusable_values_are_refused_by_name(change, message):
@@ -149,6 +159,24 @@ def test_two_spellings_of_one_value_must_agree(change, message):
     raw = json.loads((golden.FOLDER / "config.json").read_text()) | change
     with pytest.raises(ValueError, match=message):
         ModelConfig.from_hf(raw)
+
+
+def test_zeros_of_mtp_layers_make_no_other_model():
+    raw = json.loads((golden.FOLDER / "config.json").read_text())
+    layers = raw["compress_ratios"][: raw["num_hidden_layers"]]
+    found = {
+        ModelConfig.from_hf(raw | {"compress_ratios": layers + [0] * count}).canonical_json()
+        for count in range(4)
+    }
+    assert found == {ModelConfig.from_hf(raw).canonical_json()}
+
+
+def test_a_list_with_one_id_and_a_flat_rope_are_what_they_hold():
+    raw = json.loads((golden.FOLDER / "config.json").read_text())
+    wanted = ModelConfig.from_hf(raw)
+    scaling, theta = raw.pop("rope_scaling"), raw.pop("rope_theta")
+    flat = raw | {"eos_token_id": [1], "rope_parameters": scaling | {"rope_theta": theta}}
+    assert ModelConfig.from_hf(flat) == wanted
 
 
 def test_null_means_absent_and_hides_no_other_spelling():
