@@ -18,13 +18,14 @@ def load_config(directory: str | pathlib.Path) -> tuple[ModelConfig, dict[str, A
     """Returns the config and the raw config.json. Raises CheckpointError naming the file."""
     path = pathlib.Path(directory) / CONFIG_FILE
     try:
+        reader.check_regular(path)
         raw = reader.parse_json(path.read_bytes(), path)
         return ModelConfig.from_hf(raw), raw
     except CheckpointError:
         raise
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error}", file=path) from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
         raise CheckpointError(f"no usable config: {error}", file=path) from error
 
 
@@ -36,7 +37,10 @@ def declared_fp8_block(raw: Mapping[str, Any], file: pathlib.Path) -> tuple[int,
         `file`.
     """
     quantisation = raw.get("quantization_config")
-    block = quantisation.get("weight_block_size") if isinstance(quantisation, dict) else None
+    if quantisation is not None and not isinstance(quantisation, dict):
+        problem = f"quantization_config: got {quantisation!r:.80}, expected an object"
+        raise CheckpointError(problem, file=file)
+    block = quantisation.get("weight_block_size") if quantisation else None
     if block is None:
         return None
     if (

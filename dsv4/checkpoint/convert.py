@@ -74,6 +74,7 @@ def _convert(
     assignments = _plan(origin, config, tensors, fp8_block, mtp=mtp)
     companions = _companions(origin)
     prints = fingerprint.tensors_fingerprint(tensors, fp8_block=fp8_block)
+    states = _states(tensors)
     staged = staging.staged_folder(
         target,
         num_bytes=_needed_bytes(assignments, companions),
@@ -92,7 +93,9 @@ def _convert(
         digests = {name: inventory.file_digest(work / name) for name in files}
         if load_config(work) != (config, raw):
             raise CheckpointError("changed while it was converted", file=origin / CONFIG_FILE)
-        if fingerprint.tensors_fingerprint(tensors, fp8_block=fp8_block) != prints:
+        if states != _states(tensors) or prints != fingerprint.tensors_fingerprint(
+            tensors, fp8_block=fp8_block
+        ):
             raise CheckpointError("its tensors changed while they were converted", file=origin)
         inventory.write_inventory(work, Inventory(prints, digests, entries))
     return sum(entry.num_bytes for entry in entries.values())
@@ -111,7 +114,7 @@ def _plan(
     with_mtp = any(names.is_mtp(name) for name in tensors)
     try:
         _, leaves = plan.model_of_folder(origin, config, np.float32, mtp=with_mtp)
-        return plan.plan(leaves, tensors, source=origin, fp8_block=fp8_block)
+        return plan.plan(leaves, tensors, source=reader.weights_at(origin), fp8_block=fp8_block)
     except CheckpointError as error:
         if not with_mtp or not _fits_without_mtp(origin, config, tensors, fp8_block):
             raise
@@ -132,7 +135,9 @@ def _fits_without_mtp(
     """Whether all is well but the MTP block."""
     try:
         _, leaves = plan.model_of_folder(origin, config, np.float32, mtp=False)
-        plan.plan(leaves, plan.without_mtp(tensors), source=origin, fp8_block=fp8_block)
+        plan.plan(
+            leaves, plan.without_mtp(tensors), source=reader.weights_at(origin), fp8_block=fp8_block
+        )
     except CheckpointError:
         return False
     return True
@@ -182,6 +187,12 @@ def _reporter(total: int, progress: Callable[[int, int], None] | None) -> Callab
 
     report(0)
     return report
+
+
+def _states(tensors: Mapping[str, StoredTensor]) -> list[tuple[int, int, int]]:
+    """Returns what the file system knows of the files, and would be another after a write."""
+    stats = [file.stat() for file in sorted({tensor.file for tensor in tensors.values()})]
+    return [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats]
 
 
 def _needed_bytes(assignments: Iterable[Assignment], companions: Iterable[pathlib.Path]) -> int:

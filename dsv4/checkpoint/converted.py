@@ -1,7 +1,7 @@
 """The inventory of a converted (Orbax) checkpoint in the form of headers, for `inspect`.
 
 Stacked experts are cut into one tensor each, under official names; `file` is the folder of the
-layer. Nothing is opened but `weights.json`, and needs no jax.
+layer. Of the arrays only the sizes of their files are looked at. Needs no jax.
 """
 
 import math
@@ -13,6 +13,7 @@ from dsv4.checkpoint import inventory, names, reader
 from dsv4.checkpoint.errors import CheckpointError
 from dsv4.checkpoint.inventory import ArrayEntry, ParameterEntry
 from dsv4.checkpoint.reader import StoredTensor
+from dsv4.config import MAX_EXPERTS
 
 _TAGS = {
     "bfloat16": "BF16",
@@ -35,24 +36,29 @@ _SUFFIXES = {
 def scan(folder: pathlib.Path) -> reader.Contents:
     """Like `reader.scan`: what the inventory promises, and what of it is not there."""
     try:
-        parameters = inventory.read_inventory(folder).parameters
+        found = inventory.read_inventory(folder)
     except CheckpointError as error:
         return reader.Contents(problems=(error,))
     tensors: list[StoredTensor] = []
     problems: list[CheckpointError] = []
     unread: set[str] = set()
-    for parameter, entry in parameters.items():
-        found = _tensors(folder, parameter, entry)
-        absent = [
-            path
-            for part in entry.arrays
-            if not (path := inventory.array_folder(folder, parameter, part)).is_dir()
-        ]
-        if absent:
-            problems.append(CheckpointError("no such folder", file=absent[0], tensor=parameter))
-            unread.update(tensor.name for tensor in found)
-        else:
-            tensors += found
+    for check in (
+        lambda: inventory.check_files(folder, found),
+        lambda: inventory.check_folders(folder, found.parameters),
+    ):
+        try:
+            check()
+        except CheckpointError as error:
+            problems.append(error)
+    for parameter, entry in found.parameters.items():
+        of_parameter: list[StoredTensor] = []
+        try:
+            of_parameter = _tensors(folder, parameter, entry)
+            inventory.check_sizes(folder, parameter, entry)
+            tensors += of_parameter
+        except CheckpointError as error:
+            problems.append(error)
+            unread.update(tensor.name for tensor in of_parameter)
     return reader.Contents(tuple(tensors), tuple(problems), frozenset(unread))
 
 
@@ -60,6 +66,9 @@ def _tensors(folder: pathlib.Path, parameter: str, entry: ParameterEntry) -> lis
     path = parameter.split(".")
     weight = entry.arrays.get(inventory.VALUES) or entry.arrays[inventory.PLAIN]
     is_stack = path[-2:-1] == ["experts"]
+    if is_stack and weight.shape[0] > MAX_EXPERTS:
+        problem = f"shape: got {weight.shape[0]} experts, expected at most {MAX_EXPERTS}"
+        raise CheckpointError(problem, file=folder / inventory.INVENTORY_FILE, tensor=parameter)
     file = folder / inventory.WEIGHTS_FOLDER / inventory.item_of(parameter)
     tensors = []
     for name in names.weight_tensors(path, weight.shape):

@@ -55,11 +55,12 @@ class StoredWeight:
     scale: StoredTensor | None = None
     block: tuple[int, int] = (1, 1)  # rows, columns that share a block scale
     global_scale: StoredTensor | None = None
+    input_scale: StoredTensor | None = None  # of activations: checked, not used
 
     @property
     def num_bytes(self) -> int:
         """Bytes read to expand it: weight and scales."""
-        parts = (self.tensor, self.scale, self.global_scale)
+        parts = (self.tensor, self.scale, self.global_scale, self.input_scale)
         return sum(part.num_bytes for part in parts if part is not None)
 
 
@@ -88,26 +89,25 @@ def identify(
         return StoredWeight(tensor, shape, "plain")
     if tensor.dtype not in ("F8_E4M3", *_PACKED_FP4) or len(shape) != 2:
         raise tensor.error(f"dtype: got {tensor.dtype}, expected {_expected_dtypes(shape)}")
-    block_scale = _block_scale(tensor, scales)
+    block_scale, input_scale = _block_scale(tensor, scales), scales.get("input_scale")
+    _check_scalars(scales)
     if tensor.dtype == "F8_E4M3":
         if "weight_scale_2" in scales:
             raise scales["weight_scale_2"].error("unexpected scale: the weight is fp8, not nvfp4")
         _check_shape(tensor, shape)
         block = _fp8_block(block_scale, shape, fp8_block)
-        return StoredWeight(tensor, shape, "fp8", block_scale, block)
+        return StoredWeight(tensor, shape, "fp8", block_scale, block, None, input_scale)
     _check_shape(tensor, shape if tensor.dtype == "F4" else (shape[0], shape[1] // 2))
     if "weight_scale_2" in scales:
-        _check_scalars(scales)
         if block_scale.dtype != "F8_E4M3":
             raise block_scale.error(f"dtype: got {block_scale.dtype}, expected F8_E4M3 for nvfp4")
         _check_shape(block_scale, (shape[0], _blocks(tensor, shape[1], NVFP4_BLOCK[1])))
-        return StoredWeight(
-            tensor, shape, "nvfp4", block_scale, NVFP4_BLOCK, scales["weight_scale_2"]
-        )
+        whole = scales["weight_scale_2"]
+        return StoredWeight(tensor, shape, "nvfp4", block_scale, NVFP4_BLOCK, whole, input_scale)
     if block_scale.dtype == "F8_E4M3":
         raise tensor.error("expected weight_scale_2 beside an e4m3 block scale, got none")
     _check_shape(block_scale, (shape[0], _blocks(tensor, shape[1], MXFP4_BLOCK[1])))
-    return StoredWeight(tensor, shape, "mxfp4", block_scale, MXFP4_BLOCK)
+    return StoredWeight(tensor, shape, "mxfp4", block_scale, MXFP4_BLOCK, None, input_scale)
 
 
 def read_scales(weight: StoredWeight) -> np.ndarray:
@@ -124,6 +124,8 @@ def read_scales(weight: StoredWeight) -> np.ndarray:
 
 def read_packed_scales(weight: StoredWeight) -> np.ndarray:
     """Like `read_scales`, but e8m0 and e4m3 scales come as they are."""
+    if weight.input_scale is not None:
+        _positive(weight.input_scale)
     return np.ones((1, 1), np.float32) if weight.scale is None else _positive(weight.scale)
 
 
@@ -150,8 +152,8 @@ def overflow_of(dtype: np.dtype) -> float:
 
 
 def warn_of_zeros(weight: StoredWeight) -> None:
-    """Logs that a plain matrix is zero everywhere: lawful, but also what a hole in a file reads."""
-    if weight.format == "plain" and len(weight.shape) == 2:
+    """Logs that a matrix is zero everywhere: lawful, but also what a hole in a file reads."""
+    if len(weight.shape) == 2:
         _LOG.warning(
             "%s: tensor %s: every value is zero, as if its part of the file was never written",
             weight.tensor.file,

@@ -142,6 +142,7 @@ class _Check:
 
     def __init__(self, folder: pathlib.Path, config: ModelConfig) -> None:
         self._folder, self._config = folder, config
+        self._source = reader.weights_at(folder)
         self.problems: list[Problem] = []
         self.counts = Tally()
         self._stored: dict[manifest.Weight, formats.StoredWeight | None] = {}
@@ -201,7 +202,7 @@ class _Check:
                 if tensor is None:
                     raise CheckpointError(
                         "missing: no file holds it under any known name",
-                        file=self._folder,
+                        file=self._source,
                         tensor=weight.name,
                     )
                 self._take(weight, tensor, scales, fp8_block)

@@ -7,6 +7,7 @@ can be checked against what lies there. Knows JSON and shapes, neither Orbax nor
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -79,6 +80,17 @@ class ArrayEntry:
     def num_bytes(self) -> int:
         """Bytes of its values."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of the file of any chunk."""
+        return math.prod(self.chunk) * np.dtype(self.dtype).itemsize
+
+    def chunk_files(self) -> list[str]:
+        """Names of the chunks' files, in the order of `digests`."""
+        counts = [-(-size // step) for size, step in zip(self.shape, self.chunk, strict=True)]
+        places = itertools.product(*map(range, counts))
+        return [".".join(map(str, place)) or "0" for place in places]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +181,46 @@ def check_files(folder: pathlib.Path, inventory: Inventory) -> None:
                 "its digest is not that of the conversion: the file is changed or damaged",
                 file=path,
             )
+
+
+def check_folders(folder: pathlib.Path, parameters: Mapping[str, ParameterEntry]) -> None:
+    """Nothing may lie under `weights/` that the inventory does not know, else CheckpointError."""
+    known: dict[pathlib.Path, set[pathlib.Path]] = {}
+    for name, entry in parameters.items():
+        for part in entry.arrays:
+            path = array_folder(folder, name, part)
+            known.setdefault(path.parent, set()).add(path)
+    found = sorted(path for path in _listed(folder / WEIGHTS_FOLDER) if path not in known)
+    for item, arrays in known.items():
+        found += sorted(
+            path for path in _listed(item) if (path / ".zarray").exists() and path not in arrays
+        )
+    if found:
+        raise CheckpointError("unexpected: the inventory does not have it", file=found[0])
+
+
+def check_sizes(folder: pathlib.Path, parameter: str, entry: ParameterEntry) -> None:
+    """Raises CheckpointError for a file of a parameter that is not there or has another size."""
+
+    def error(problem: str, file: pathlib.Path) -> CheckpointError:
+        return CheckpointError(problem, file=file, tensor=parameter)
+
+    for part, array in entry.arrays.items():
+        path = array_folder(folder, parameter, part)
+        if not path.is_dir():
+            raise error("no such folder", path)
+        for name in (".zarray", *array.chunk_files()):
+            if not (path / name).is_file():
+                raise error("missing: the inventory has it", path / name)
+            size = (path / name).stat().st_size
+            if name != ".zarray" and size != array.chunk_bytes:
+                problem = f"file length: got {size} bytes, expected {array.chunk_bytes}"
+                raise error(problem, path / name)
+
+
+def _listed(folder: pathlib.Path) -> list[pathlib.Path]:
+    with naming_files(folder):
+        return list(folder.iterdir())
 
 
 def check_converted(folder: pathlib.Path) -> None:

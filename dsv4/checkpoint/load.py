@@ -87,7 +87,8 @@ def load_model(
         skipped = len(stored) - len(tensors)
         _LOG.info("%s: skipped %d tensors of the multi-token-prediction block", folder, skipped)
     fp8_block = declared_fp8_block(raw, folder / CONFIG_FILE)
-    assignments = planning.plan(leaves, tensors, source=folder, fp8_block=fp8_block)
+    source = reader.weights_at(folder)
+    assignments = planning.plan(leaves, tensors, source=source, fp8_block=fp8_block)
     total = sum(assignment.num_bytes for assignment in assignments)
     done = 0
 

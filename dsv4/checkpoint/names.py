@@ -162,7 +162,7 @@ def _official_in_long_indexer(parts: list[str]) -> list[str]:
         return ["wq_b", *parts[1:]]
     if parts[0] == "weights_proj":
         return parts
-    if parts[0] == "compressor":
+    if parts[0] == "compressor" and len(parts) > 1:
         parts = parts[1:]
     return ["compressor", _COMPRESSOR.get(parts[0], parts[0]), *parts[1:]]
 

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from dsv4.checkpoint.errors import CheckpointError
+from dsv4.checkpoint.formats import overflow_of
 from dsv4.checkpoint.inventory import ArrayEntry, chunk_digest
 from dsv4.checkpoint.memory import aligned_empty
 
@@ -104,7 +105,8 @@ class ArrayReader:
           parameter: named in errors.
 
         Raises:
-          CheckpointError: missing, of another shape or dtype, or a chunk with another digest.
+          CheckpointError: missing, of another shape or dtype, a chunk with another digest, or a
+            value that `dtype` cannot hold.
         """
         bounds = tuple((0, size) for size in entry.shape)
         return self._read(folder, entry, dtype, [bounds], parameter)[bounds]
@@ -159,6 +161,8 @@ class ArrayReader:
                     file=folder,
                     tensor=parameter,
                 )
+            if chunk.dtype == np.float32 and dtype != np.float32:
+                _refuse_overflow(chunk, dtype, folder, parameter)
             for bounds in touched:
                 _copy(chunk, cell, shards[bounds], bounds)
             return chunk.nbytes
@@ -167,6 +171,16 @@ class ArrayReader:
         for num_bytes in self.threads.map(fill, range(len(cells)), cells):
             self.report(num_bytes)
         return shards
+
+
+def _refuse_overflow(
+    values: np.ndarray, dtype: np.dtype, folder: pathlib.Path, parameter: str
+) -> None:
+    is_held = np.abs(values) < overflow_of(dtype)
+    if not is_held.all():
+        value = values[~is_held][0]
+        problem = f"got a value {value}, expected finite in {dtype.name}"
+        raise CheckpointError(problem, file=folder, tensor=parameter)
 
 
 def _put(tree: dict[str, Any], path: str, value: object) -> None:

@@ -139,7 +139,7 @@ def plan(
     Args:
       leaves: path -> parameter, as `abstract_model` returns them.
       tensors: official name -> tensor, as `names.official_tensors` returns them.
-      source: the checkpoint folder, named where no file is at fault.
+      source: what is named for a missing tensor, see `reader.weights_at`.
       fp8_block: rows and columns per fp8 scale if the config declares them.
 
     Returns:

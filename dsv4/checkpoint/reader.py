@@ -10,6 +10,7 @@ import io
 import json
 import math
 import pathlib
+import re
 import struct
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
@@ -42,6 +43,9 @@ DTYPE_BITS = {
 SUFFIX = ".safetensors"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+
+# Shards say in their names which of how many they are.
+_NUMBERED = re.compile(r"(.*-)(\d{5})-of-(\d{5})\.safetensors")
 
 # Larger headers are refused by the format's own library too.
 _MAX_HEADER_BYTES = 100_000_000
@@ -140,7 +144,7 @@ def _scan(directory: pathlib.Path) -> Contents:
     if files[0] == INDEX_FILE:
         return _scan_indexed(directory, directory / INDEX_FILE)
     found, problems, _ = _scan_files(directory, files)
-    return Contents(tuple(found.values()), tuple(problems))
+    return Contents(tuple(found.values()), (*_lost_shards(directory, files), *problems))
 
 
 def weight_files(directory: pathlib.Path) -> list[str]:
@@ -149,13 +153,26 @@ def weight_files(directory: pathlib.Path) -> list[str]:
     Without an index all of them are the checkpoint; what is missing is found by its parameters.
     Raises OSError if the folder can't be listed.
     """
-    names = sorted(path.name for path in directory.iterdir() if path.name.endswith(SUFFIX))
+    names = sorted(
+        path.name
+        for path in directory.iterdir()
+        if path.name.endswith(SUFFIX) and not path.name.startswith(".")
+    )
     return [INDEX_FILE, *names] if (directory / INDEX_FILE).exists() else names
+
+
+def weights_at(directory: pathlib.Path) -> pathlib.Path:
+    """Returns what says which tensors a folder has: its index, its only file, or the folder."""
+    with naming_files(directory):
+        files = weight_files(directory)
+    is_one = files and (files[0] == INDEX_FILE or len(files) == 1)
+    return directory / files[0] if is_one else directory
 
 
 def read_header(path: pathlib.Path) -> list[StoredTensor]:
     """Returns the tensors of one safetensors file. Raises CheckpointError if it is damaged."""
     try:
+        check_regular(path)
         size = path.stat().st_size
         with path.open("rb") as file:
             prefix = file.read(8)
@@ -178,6 +195,12 @@ def read_header(path: pathlib.Path) -> list[StoredTensor]:
     ]
     _check_extent(tensors, path, payload, size)
     return tensors
+
+
+def check_regular(path: pathlib.Path) -> None:
+    """Raises CheckpointError for what is there and no file: opening a pipe would wait for ever."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError("expected a file, got a folder, a pipe or a device", file=path)
 
 
 def parse_json(data: bytes, path: pathlib.Path) -> dict[str, Any]:
@@ -230,7 +253,8 @@ def _tensor(name: str, entry: Any, path: pathlib.Path, payload: int) -> StoredTe
     begin, end = offsets
     if bits % 8 or bits // 8 != end - begin:
         raise error(
-            f"data_offsets: got {end - begin} bytes, expected {bits / 8:g} for {dtype} {shape}"
+            f"data_offsets: got {end - begin} bytes, expected {-(-bits // 8)!s:.40} for {dtype} "
+            f"{shape!s:.80}"
         )
     return StoredTensor(name, dtype, tuple(shape), path, payload + begin, end - begin)
 
@@ -277,6 +301,20 @@ def _scan_files(
                 problems.append(tensor.error(f"is also in {other}, expected once"))
             found.setdefault(tensor.name, tensor)
     return found, problems, readable
+
+
+def _lost_shards(directory: pathlib.Path, files: Iterable[str]) -> list[CheckpointError]:
+    """One problem for each file that the numbers in the names of the others promise."""
+    problems = []
+    families: dict[tuple[str, str], set[int]] = {}
+    for match in filter(None, map(_NUMBERED.fullmatch, files)):
+        families.setdefault((match[1], match[3]), set()).add(int(match[2]))
+    for (stem, count), numbers in families.items():
+        for number in sorted(set(range(1, int(count) + 1)) - numbers):
+            lost = f"{stem}{number:0{len(count)}}-of-{count}{SUFFIX}"
+            problem = f"does not exist, and the names of others say there are {int(count)}"
+            problems.append(CheckpointError(problem, file=directory / lost))
+    return problems
 
 
 def _scan_indexed(directory: pathlib.Path, index: pathlib.Path) -> Contents:

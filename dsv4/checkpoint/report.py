@@ -217,7 +217,8 @@ def _show_problems(problems: Iterable[Problem], console: Console) -> None:
         text = f"  {where}{also}: {problem.problem}"
         if problem.tensor is not None and problem.kind != "missing":
             text += f" [{problem.file.name}]"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        sendable = text.encode("utf-8", "backslashreplace").decode("utf-8")
+        console.print(sendable, markup=False, highlight=False, soft_wrap=True)
 
 
 def _grouped(problems: Iterable[Problem]) -> Iterable[tuple[Problem, int]]:

@@ -6,7 +6,7 @@ What is missing, unexpected or of another shape is found in the inventory, befor
 import dataclasses
 import logging
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal, cast
 
 import jax
@@ -126,13 +126,17 @@ class _Reader:
             for begin in range(0, rows, step):
                 piece = slice(begin, min(begin + step, rows))
                 of_rows = np.arange(piece.start, piece.stop) // entry.block[0]
-                target[(*index, piece)] = formats.expand_rows(
+                expanded = formats.expand_rows(
                     cast(PackedFormat, entry.format),
                     values[(*index, piece)].view(np.uint8),
                     scale[index][of_rows].astype(np.float32),
                     entry.block[1],
                     whole[index],
                 )
+                if not (np.abs(expanded) < formats.overflow_of(dtype)).all():
+                    problem = f"got a value that is not finite in {dtype.name}, expected others"
+                    raise CheckpointError(problem, file=self.folder, tensor=_name(path))
+                target[(*index, piece)] = expanded
         return on_devices(path, target, self.sharding)
 
     def _placed(
@@ -172,37 +176,15 @@ def _matched(folder: pathlib.Path, leaves: Leaves) -> dict[Path, ParameterEntry]
         )
     for name, path in wanted.items():
         _check_entry(folder, name, stored[name], leaves[path])
-    _check_folders(folder, stored)
+    inventory.check_folders(folder, stored)
+    for name in wanted:
+        inventory.check_sizes(folder, name, stored[name])
     return {path: stored[name] for name, path in wanted.items()}
 
 
 def _mismatch(folder: pathlib.Path, found: list[str], problem: str) -> CheckpointError:
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return CheckpointError(problem + more, file=folder, tensor=found[0])
-
-
-def _check_folders(folder: pathlib.Path, stored: Mapping[str, ParameterEntry]) -> None:
-    """Nothing may lie under `weights/` that the inventory does not know."""
-    known: dict[pathlib.Path, set[pathlib.Path]] = {}
-    for name, entry in stored.items():
-        for part in entry.arrays:
-            path = inventory.array_folder(folder, name, part)
-            known.setdefault(path.parent, set()).add(path)
-    weights = folder / inventory.WEIGHTS_FOLDER
-    found = sorted(path for path in _listed(weights) if path not in known)
-    for item, arrays in known.items():
-        found += sorted(
-            path for path in _listed(item) if (path / ".zarray").exists() and path not in arrays
-        )
-    if found:
-        raise CheckpointError("unexpected: the inventory does not have it", file=found[0])
-
-
-def _listed(folder: pathlib.Path) -> list[pathlib.Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error}", file=folder) from error
 
 
 def _check_entry(

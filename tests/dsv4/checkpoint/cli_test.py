@@ -55,6 +55,14 @@ def test_inspect_lists_every_problem_and_joins_experts(run, damaged):
     assert "layers.1.attn.attn_sink: shape: got [5], expected [4] [model.safetensors]" in out
 
 
+def test_a_name_that_is_no_text_is_shown(run, tmp_path):
+    golden = draft.golden("bf16")
+    golden.tensors["\ud83d"] = golden.tensors["norm.weight"]
+    status, out, err = run("inspect", str(golden.write(tmp_path)))
+    assert (status, err) == (1, "")
+    assert r"\ud83d: unexpected: no parameter is called" in out
+
+
 def test_json_of_inspect_has_every_problem_by_itself(run, damaged):
     status, out, _ = run("inspect", damaged, "--json")
     report = json.loads(out)

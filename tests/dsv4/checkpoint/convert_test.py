@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from dsv4.checkpoint import cli, fingerprint, inventory, staging
+from dsv4.checkpoint import cli, fingerprint, inventory, reader, staging
 from dsv4.checkpoint.convert import convert
 from dsv4.checkpoint.errors import CheckpointError
 from dsv4.checkpoint.load import load_model
@@ -149,7 +149,11 @@ def with_half_a_block(**config):
 @pytest.mark.parametrize(
     ("config", "file", "message"),
     [
-        ({}, "source", "mtp.0.attn.attn_sink: missing.*--without-mtp leaves it out"),
+        (
+            {},
+            "source/model.safetensors",
+            "mtp.0.attn.attn_sink: missing.*--without-mtp leaves it out",
+        ),
         (
             {"num_nextn_predict_layers": 2},
             "source/config.json",
@@ -198,6 +202,27 @@ def test_a_source_that_changes_meanwhile_is_refused(tmp_path, monkeypatch, name)
     monkeypatch.setattr("dsv4.checkpoint.convert._convert_item", change)
     with pytest.raises(CheckpointError, match="changed while"):
         convert(folder, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_write_that_no_sample_of_the_fingerprint_sees_is_noticed(tmp_path, monkeypatch):
+    folder = draft.golden("bf16").write(tmp_path / "source")
+    head = {t.name: t for t in reader.read_tensors(folder)}["head.weight"]
+    monkeypatch.setattr(fingerprint, "_FULL_BYTES", 0)
+    monkeypatch.setattr(fingerprint, "_SAMPLE_BYTES", 16)
+    before = fingerprint.model_fingerprint(folder)
+
+    def change(_, item, *__):
+        if item == "norm":
+            with head.file.open("r+b") as file:
+                file.seek(head.begin + head.num_bytes // 4)
+                file.write(b"\x01\x02")
+        return {}
+
+    monkeypatch.setattr("dsv4.checkpoint.convert._convert_item", change)
+    with pytest.raises(CheckpointError, match="its tensors changed while"):
+        convert(folder, tmp_path / "out")
+    assert fingerprint.model_fingerprint(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 

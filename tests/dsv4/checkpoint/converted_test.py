@@ -80,6 +80,8 @@ def test_a_stack_of_another_shape_is_named_for_each_expert(copy):
         values, shape=(*values.shape[:2], 16), chunk=(*values.shape[:2], 16)
     )
     change_entry(copy, STACK, arrays={**arrays, "values": wrong})
+    (chunk,) = inventory.array_folder(copy, STACK, "values").glob("[0-9]*")
+    chunk.write_bytes(bytes(wrong.chunk_bytes))
     problems = inspect.inspect(copy).problems
     assert [(p.kind, p.tensor) for p in problems] == [
         ("format", f"layers.1.ffn.experts.{expert}.w2.weight") for expert in range(4)

@@ -67,7 +67,7 @@ def test_a_config_of_no_use_ends_the_inspection(tmp_path, kind):
     message, change = load_damage_test.CONFIG_DAMAGE[kind]
     folder = draft.golden("bf16").write(tmp_path)
     change(folder / config_file.CONFIG_FILE)
-    if kind == "unusable block size":
+    if kind in ("unusable block size", "quantisation that is no object"):
         problem = inspect.inspect(folder).problems[0]
         assert message in problem.problem
         return

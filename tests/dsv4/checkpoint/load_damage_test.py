@@ -1,6 +1,7 @@
 """Every kind of damaged checkpoint is refused by an error that names the culprit."""
 
 import json
+import os
 import re
 import struct
 
@@ -130,6 +131,30 @@ TENSOR_DAMAGE = {
         NV_INPUT,
         "got BF16",
         lambda t: t.update({NV_INPUT: np.ones((), ml_dtypes.bfloat16)}),
+    ),
+    "input scale that is not finite": (
+        "nvfp4",
+        NV_INPUT,
+        r"scale at \[\]: got nan, expected finite and > 0",
+        lambda t: t.update({NV_INPUT: np.array(np.nan, np.float32)}),
+    ),
+    "negative input scale beside fp8": (
+        "mxfp4",
+        "layers.2.attn.wkv.input_scale",
+        r"scale at \[\]: got -1.0, expected finite and > 0",
+        lambda t: t.update({"layers.2.attn.wkv.input_scale": np.array(-1, np.float32)}),
+    ),
+    "input scale of several values beside mxfp4": (
+        "mxfp4",
+        NV_INPUT,
+        r"got F32 \[5, 5\], expected F32 with a single value",
+        lambda t: t.update({NV_INPUT: np.ones((5, 5), np.float32)}),
+    ),
+    "name that ends where a parameter begins": (
+        "bf16",
+        "layers.1.attn.compressor.indexer.compressor",
+        "unexpected: no parameter is called",
+        lambda t: t.update({"layers.1.attn.compressor.indexer.compressor": np.ones(1, np.float32)}),
     ),
     "integer weight": (
         "bf16",
@@ -329,6 +354,13 @@ FILE_DAMAGE = {
         "data_offsets: got 256 bytes, expected 258",
         change_entry(shape=[129]),
     ),
+    "astronomic size": (
+        "data_offsets: got 256 bytes, expected 2000",
+        change_entry(shape=[10**400]),
+    ),
+    "astronomic axes": ("data_offsets: got 256 bytes", change_entry(shape=[2**62] * 40)),
+    "pipe": ("expected a file, got a folder, a pipe", lambda p: (p.unlink(), os.mkfifo(p))),
+    "folder": ("expected a file, got a folder, a pipe", lambda p: (p.unlink(), p.mkdir())),
     "offsets that run backwards": ("expected \\[begin, end\\]", change_entry(data_offsets=[9, 1])),
     "overlapping tensors": ("norm.weight: header: data_offsets: begins at", shift),
     "name twice in a header": ("key 'norm.weight' occurs twice", repeat_key),
@@ -439,6 +471,15 @@ CONFIG_DAMAGE = {
         "no usable config",
         lambda p: p.write_text(json.dumps(json.loads(p.read_text()) | {"rope_scaling": 3})),
     ),
+    "a number beyond float64": (
+        "no usable config",
+        lambda p: p.write_text('{"partial_rotary_factor": Infinity, ' + p.read_text()[1:]),
+    ),
+    "quantisation that is no object": (
+        "quantization_config: got 5, expected an object",
+        lambda p: p.write_text(json.dumps(json.loads(p.read_text()) | {"quantization_config": 5})),
+    ),
+    "pipe": ("expected a file, got a folder, a pipe", lambda p: (p.unlink(), os.mkfifo(p))),
     "unusable block size": (
         "weight_block_size: got 128, expected",
         lambda p: p.write_text(
@@ -466,14 +507,24 @@ def test_a_config_of_another_model_is_a_wrong_shape(tmp_path):
     assert "shape: got [48], expected [64]" in str(refusal(damaged.write(tmp_path)))
 
 
-def test_a_shard_that_is_lost_without_an_index_is_missed_by_its_tensors(tmp_path):
+def test_a_file_that_is_lost_without_an_index_is_missed_by_its_tensors(tmp_path):
     golden = draft.golden("bf16")
-    lost = draft.shard_name(1)
     folder = golden.write_shards(tmp_path, index=False)
-    (folder / lost).unlink()
+    for number in range(3):
+        (folder / draft.shard_name(number)).rename(folder / f"part{number}.safetensors")
+    (folder / "part1.safetensors").unlink()
     error = refusal(folder)
     assert error.tensor in list(golden.tensors)[1::3]
-    assert "missing: no file holds it" in str(error) and str(folder) in str(error)
+    assert "missing: no file holds it" in str(error) and error.file == folder
+
+
+@pytest.mark.parametrize(("shards", "file"), [(0, reader.SINGLE_FILE), (3, reader.INDEX_FILE)])
+def test_a_missing_tensor_is_named_with_what_should_list_it(tmp_path, shards, file):
+    golden = draft.golden("bf16")
+    del golden.tensors["norm.weight"]
+    folder = golden.write_shards(tmp_path, shards) if shards else golden.write(tmp_path)
+    error = refusal(folder)
+    assert (error.tensor, error.file) == ("norm.weight", folder / file)
 
 
 def test_a_folder_without_weights_lists_what_it_has(tmp_path):

@@ -80,18 +80,30 @@ def test_a_name_in_two_files_is_read_once(folder):
 def test_without_an_index_all_safetensors_files_are_read(folder):
     (folder / reader.INDEX_FILE).unlink()
     (folder / "notes.txt").touch()
+    (folder / "._model.safetensors").touch()
     (folder / draft.shard_name(3, 4)).rename(folder / reader.SINGLE_FILE)
+    for number in range(3):
+        (folder / draft.shard_name(number, 4)).rename(folder / draft.shard_name(number, 3))
     contents = reader.scan(folder)
     assert sorted(tensor.name for tensor in contents.tensors) == NAMES
     assert contents.problems == ()
     twice = folder / "z.safetensors"
     writer.write_safetensors(twice, {"t3": np.ones(2, np.float32)})
-    (folder / draft.shard_name(1, 4)).write_bytes(b"")
+    (folder / draft.shard_name(1, 3)).write_bytes(b"")
     contents = reader.scan(folder)
     assert [(p.tensor, p.file.name) for p in contents.problems] == [
-        (None, draft.shard_name(1, 4)),
+        (None, draft.shard_name(1, 3)),
         ("t3", "z.safetensors"),
     ]
+
+
+def test_shards_that_the_names_of_others_promise_are_missed_without_an_index(folder):
+    (folder / reader.INDEX_FILE).unlink()
+    for number in (1, 3):
+        (folder / draft.shard_name(number, 4)).unlink()
+    problems = reader.scan(folder).problems
+    assert [p.file.name for p in problems] == [draft.shard_name(number, 4) for number in (1, 3)]
+    assert "does not exist, and the names of others say there are 4" in str(problems[0])
 
 
 def test_a_single_file_beside_an_index_must_be_listed_by_it(folder):

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from dsv4.checkpoint import inventory, plan
+from dsv4.checkpoint import inspect, inventory, plan
 from dsv4.checkpoint.config_file import load_config
 from dsv4.checkpoint.convert import convert
 from dsv4.checkpoint.errors import CheckpointError
@@ -142,6 +142,11 @@ def test_a_parameter_that_does_not_fit_is_named(folder, leaves, kind):
         raise error
 
 
+def pipe(file):
+    file.unlink()
+    os.mkfifo(file)
+
+
 def flip(file):
     data = bytearray(file.read_bytes())
     data[len(data) // 3] ^= 0x10
@@ -150,27 +155,50 @@ def flip(file):
 
 # (what is at fault, part of the message, change of the folder)
 FOLDER_DAMAGE = {
-    "flipped bit in a norm": (
+    "flipped bit of a norm": (
         NORM,
         "the file is damaged",
         lambda f: flip(f / "weights/norm/weight/0"),
     ),
-    "flipped bit in experts": (
+    "flipped bit of experts": (
         EXPERTS,
         "the file is damaged",
         lambda f: flip(f / "weights/layers.1/ffn.experts.w2.values/0.0.0"),
     ),
-    "flipped bit in scales": (
+    "flipped bit of scales": (
         EXPERTS,
         "the file is damaged",
         lambda f: flip(f / "weights/layers.1/ffn.experts.w2.scale/0.0.0"),
     ),
-    "missing layer": (None, "cannot be read", lambda f: shutil.rmtree(f / "weights/layers.1")),
-    "missing weights": (None, "cannot be read", lambda f: shutil.rmtree(f / "weights")),
+    "missing layer": (
+        None,
+        "layers.1: No such file or directory",
+        lambda f: shutil.rmtree(f / "weights/layers.1"),
+    ),
+    "missing weights": (
+        None,
+        "weights: No such file or directory",
+        lambda f: shutil.rmtree(f / "weights"),
+    ),
     "missing array": (
         WKV,
-        "cannot be opened",
+        "no such folder",
         lambda f: shutil.rmtree(f / "weights/layers.2/attn.wkv.weight.values"),
+    ),
+    "missing chunk": (
+        WKV,
+        r"values.0\.0: .*missing: the inventory has it",
+        lambda f: (f / "weights/layers.2/attn.wkv.weight.values/0.0").unlink(),
+    ),
+    "missing array header": (
+        WKV,
+        r"\.zarray: .*missing: the inventory has it",
+        lambda f: (f / "weights/layers.2/attn.wkv.weight.values/.zarray").unlink(),
+    ),
+    "chunk that is a pipe": (
+        WKV,
+        r"values.0\.0: .*missing: the inventory has it",
+        lambda f: pipe(f / "weights/layers.2/attn.wkv.weight.values/0.0"),
     ),
     "foreign layer": (
         None,
@@ -201,6 +229,28 @@ def test_damage_of_the_folder_is_named(folder, leaves, kind):
     assert error.tensor == name
     with pytest.raises(CheckpointError, match=message):
         raise error
+    # Inspecting sees all that can be seen without reading the weights.
+    problems = inspect.inspect(folder).problems
+    assert bool(problems) != kind.startswith("flipped bit of ")
+
+
+def test_inspecting_sees_that_a_companion_is_not_what_was_converted(folder):
+    (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
+    (problem,) = inspect.inspect(folder).problems
+    assert problem.file == folder / "config.json" and "its digest is not that" in problem.problem
+
+
+def test_a_value_that_the_compute_dtype_cannot_hold_is_refused_from_either_kind(tmp_path):
+    source = draft.golden("mxfp4")
+    weight = "layers.2.attn.compressor.wkv.weight"
+    source.tensors[weight] = source.tensors[weight].astype("float32")
+    source.tensors[weight][3, 5] = 3.4e38
+    folders = [source.write(tmp_path / "source"), tmp_path / "converted"]
+    convert(*folders)
+    for folder in folders:
+        load_model(folder, compute_dtype="float32")
+        with pytest.raises(CheckpointError, match=r"3.4\d*e\+38, expected finite in bfloat16"):
+            load_model(folder, compute_dtype="bfloat16")
 
 
 def test_a_config_of_another_model_is_refused(folder):
