@@ -272,9 +272,20 @@ def _write_call(name: str, arguments: dict[str, Any], style: _Style, random: ran
 
 
 def _value(random: random.Random) -> str:
-    """A value that no reader could take for the end of itself."""
-    parts = [random.choice([*_TRICKY, *_WORDS]) for _ in range(random.randint(0, 4))]
-    text = " ".join(parts)
+    """A value that no reader could take for the end of itself.
+
+    No line in it begins with markup, and no control token stands in what may be a tag.
+    """
+    text = ""
+    for _ in range(random.randint(0, 4)):
+        part = random.choice([*_TRICKY, *_WORDS])
+        before = text.rstrip(" ")
+        if MARKED.match(part) and before.endswith(("\n", ">")):
+            text += "so "
+        elif part.startswith("<think>") and before.endswith(("<", "</")):
+            text += "so "
+        text += part + " "
+    text = text[:-1]
     return text + "." if text.rstrip().endswith(">") else text
 
 
