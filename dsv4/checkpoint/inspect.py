@@ -127,7 +127,7 @@ def inspect(directory: str | pathlib.Path) -> Report:
         layout=layout,
         config=config,
         files=_files(contents.tensors),
-        naming=_naming(contents.tensors),
+        naming=_naming(contents.tensors, tensors),
         counts=check.counts,
         has_mtp=has_mtp,
         text_files={name: _size(folder / name) for name in TEXT_FILES},
@@ -145,7 +145,9 @@ class _Check:
         self._source = reader.weights_at(folder)
         self.problems: list[Problem] = []
         self.counts = Tally()
-        self._stored: dict[manifest.Weight, formats.StoredWeight | None] = {}
+        # One of each kind, whose headers say the same: most are experts.
+        self._alike: dict[tuple[object, ...], formats.StoredWeight] = {}
+        self._stored: list[tuple[manifest.Weight, formats.StoredWeight | None]] = []
 
     def report(self, kind: Kind, error: CheckpointError, official: str = "") -> None:
         part: Part = "mtp" if names.is_mtp(official) else "main"
@@ -160,6 +162,12 @@ class _Check:
 
     def official_tensors(self, stored: Iterable[StoredTensor]) -> dict[str, StoredTensor]:
         """Official name -> tensor; of two with the same meaning the first."""
+        try:
+            return names.official_tensors(stored)
+        except CheckpointError:  # then one by one, to tell of all
+            return self._usable_tensors(stored)
+
+    def _usable_tensors(self, stored: Iterable[StoredTensor]) -> dict[str, StoredTensor]:
         found: dict[str, StoredTensor] = {}
         origin: dict[str, StoredTensor] = {}
         for tensor in stored:
@@ -195,9 +203,6 @@ class _Check:
             group = [*scales.values()] if tensor is None else [tensor, *scales.values()]
             used.add(weight.name)
             used.update(names.scale_name(weight.name, suffix) for suffix in scales)
-            lost = weight.name in unread or any(
-                names.scale_name(weight.name, suffix) in unread for suffix in names.SCALE_SUFFIXES
-            )
             try:
                 if tensor is None:
                     raise CheckpointError(
@@ -208,18 +213,23 @@ class _Check:
                 self._take(weight, tensor, scales, fp8_block)
             except CheckpointError as error:
                 # What lies in an unreadable file is not missing; that file is the problem.
-                if not lost:
+                if not self._is_lost(weight.name, unread):
                     self.report("missing" if tensor is None else "format", error, weight.name)
                 if group:
                     self._count_odd(weight.name, "unusable", group)
         self._left_over(tensors, used)
+
+    def _is_lost(self, name: str, unread: set[str]) -> bool:
+        return name in unread or any(
+            names.scale_name(name, suffix) in unread for suffix in names.SCALE_SUFFIXES
+        )
 
     def needs(self) -> dict[Part, memory_needs.WeightNeed]:
         """Resident bytes of the usable weights of each part."""
         parts: tuple[Part, ...] = ("main", "mtp")
         return {
             part: memory_needs.weight_needs(
-                {weight: stored for weight, stored in self._stored.items() if weight.part == part}
+                (weight, stored) for weight, stored in self._stored if weight.part == part
             )
             for part in parts
         }
@@ -235,9 +245,14 @@ class _Check:
         if weight.role == "I64":
             formats.check_integers(tensor, weight.shape)
         else:
-            stored = formats.identify(tensor, scales, weight.shape, fp8_block=fp8_block)
+            kind = (tensor.dtype, tensor.shape, weight.shape)
+            kind = (*kind, *((key, scale.dtype, scale.shape) for key, scale in scales.items()))
+            stored = self._alike.get(kind)
+            if stored is None:
+                stored = formats.identify(tensor, scales, weight.shape, fp8_block=fp8_block)
+                self._alike[kind] = stored
             form = form if stored.format == "plain" else stored.format
-        self._stored[weight] = stored
+        self._stored.append((weight, stored))
         self.counts.of(weight.part, form).add(
             tensors=1 + len(scales),
             parameters=weight.num_parameters,
@@ -296,10 +311,13 @@ def _files(tensors: Iterable[StoredTensor]) -> tuple[WeightFile, ...]:
     return tuple(WeightFile(name, len(sizes), sum(sizes)) for name, sizes in sorted(counts.items()))
 
 
-def _naming(tensors: Iterable[StoredTensor]) -> dict[str, int]:
+def _naming(
+    stored: Iterable[StoredTensor], official_tensors: Mapping[str, StoredTensor]
+) -> dict[str, int]:
     counts: dict[str, int] = {}
-    for tensor in tensors:
-        official = names.official_name(tensor.name)
+    for tensor in stored:
+        is_official = official_tensors.get(tensor.name) is tensor
+        official = tensor.name if is_official else names.official_name(tensor.name)
         scheme = _HUGGING_FACE
         if tensor.name == official:
             scheme = _OFFICIAL

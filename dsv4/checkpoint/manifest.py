@@ -9,9 +9,10 @@ count and bytes are those of the published indices. What a release may repeat (`
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, get_args
 
 import ml_dtypes
@@ -139,9 +140,15 @@ def weights(config: ModelConfig) -> Iterator[Weight]:
     """Yields every weight, MTP blocks last; a routed expert's three matrices are three weights."""
     sizes = _sizes(config)
 
-    def rows(prefix: str, table: Iterable[_Row], part: Part = "main") -> Iterator[Weight]:
-        for name, role, axes in table:
-            shape = tuple(axis if isinstance(axis, int) else sizes[axis] for axis in axes)
+    @functools.cache
+    def sized(table: tuple[_Row, ...]) -> list[tuple[str, Role, tuple[int, ...]]]:
+        return [
+            (name, role, tuple(a if isinstance(a, int) else sizes[a] for a in axes))
+            for name, role, axes in table
+        ]
+
+    def rows(prefix: str, table: tuple[_Row, ...], part: Part = "main") -> Iterator[Weight]:
+        for name, role, shape in sized(table):
             yield Weight(prefix + name, role, shape, part)
 
     def block(prefix: str, table: tuple[_Row, ...], part: Part = "main") -> Iterator[Weight]:

@@ -5,6 +5,7 @@ Weights are counted as `load_model` keeps them, cache as `dsv4.cache.cache_spec`
 
 import dataclasses
 import math
+from collections.abc import Iterable
 
 from dsv4.cache import cache_spec
 from dsv4.checkpoint.formats import StoredWeight
@@ -43,11 +44,11 @@ class CacheNeed:
     request_bytes: int
 
 
-def weight_needs(weights: dict[Weight, StoredWeight | None]) -> WeightNeed:
+def weight_needs(weights: Iterable[tuple[Weight, StoredWeight | None]]) -> WeightNeed:
     """Sums over weights of the model and how they are stored (None for integers)."""
     need = WeightNeed()
     stacks: dict[str, list[tuple[Weight, StoredWeight]]] = {}
-    for weight, stored in weights.items():
+    for weight, stored in weights:
         if weight.role in ("F32", "I64") or stored is None:
             need.packed += _WIDE_BYTES * weight.num_parameters
             need.expanded += _WIDE_BYTES * weight.num_parameters

@@ -7,6 +7,7 @@ writes. The parameter tree mirrors the official names, except that routed expert
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 from dsv4.checkpoint.reader import StoredTensor
@@ -44,6 +45,7 @@ _COMPRESSOR = {
 _SHARED = {"emb", "embed", "embed_tokens", "head", "lm_head"}
 _EXPERT = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _GATE = {"e_score_correction_bias": "bias"}
+_ANY_EXPERT = "0"
 
 
 def official_name(stored: str) -> str:
@@ -55,7 +57,15 @@ def official_name(stored: str) -> str:
     if parts[0] == "hc_head" and len(parts) == 2:
         return _head_mixing(parts[1])
     if parts[0] in ("layers", "mtp") and len(parts) > 2:
-        return ".".join([*parts[:2], *_official_in_layer(parts[2:])])
+        inner = parts[2:]
+        # Experts are named alike, and are nearly all of the tensors.
+        expert = inner[2] if inner[1:2] == ["experts"] and len(inner) > 3 else None
+        if expert is not None:
+            inner[2] = _ANY_EXPERT
+        official = list(_official_below_layer(tuple(inner)))
+        if expert is not None:
+            official[2] = expert
+        return ".".join([*parts[:2], *official])
     return ".".join(parts)
 
 
@@ -125,6 +135,11 @@ def plain_scale_name(official: str) -> str:
     """Returns an official name, of a weight's block scale that with the suffix `scale`."""
     prefix, _, last = official.rpartition(".")
     return f"{prefix}.scale" if prefix and last in _BLOCK_SCALES else official
+
+
+@functools.lru_cache(maxsize=1024)
+def _official_below_layer(parts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(_official_in_layer(list(parts)))
 
 
 def _head_mixing(part: str) -> str:
