@@ -65,13 +65,18 @@ class Model(nnx.Module):
             self.mtp = nnx.List([MtpBlock(config, dtype)])
 
     def __call__(self, cache: Cache, step: Step) -> tuple[Cache, jax.Array]:
-        """Runs a step's tokens through all layers -> new cache, streams [M, hc_mult, D]."""
+        """Runs a step's tokens through all layers -> new cache, streams [M, hc_mult, D].
+
+        The streams are rounded to the compute dtype, whatever is computed from them: programs that
+        use them differently see the same bits.
+        """
         with jax.named_scope("embed"):
             embedded = self.embed(step.tokens)
         streams = jnp.repeat(embedded[:, None], self.config.hc_mult, axis=1)
         for index, layer in enumerate(self.layers):
             cache, streams = run_layer(layer, index, cache, streams, step)
-        return cache, streams
+        # Without it XLA may keep the last layer's float32 for the head, if nothing else reads them.
+        return cache, jax.lax.optimization_barrier(streams)
 
     def logits(self, streams: jax.Array) -> jax.Array:
         """streams [M, hc_mult, D] -> float32 logits [M, vocab]."""
