@@ -90,16 +90,18 @@ def model_of_folder(
     mtp: bool,
 ) -> tuple[nnx.GraphDef, dict[Path, nnx.Variable]]:
     """Like `abstract_model`, but raises CheckpointError naming the folder's config.json."""
+    if mtp and config.num_nextn_predict_layers == 0:
+        raise no_mtp_block(folder / CONFIG_FILE, "num_nextn_predict_layers is 0")
     try:
         return abstract_model(config, compute_dtype, mtp=mtp)
     except ValueError as error:
         raise CheckpointError(f"no usable config: {error}", file=folder / CONFIG_FILE) from error
 
 
-def no_mtp_block(folder: pathlib.Path) -> CheckpointError:
+def no_mtp_block(file: pathlib.Path, lacking: str = "tensors mtp.*") -> CheckpointError:
     """Returns what to raise when the MTP block is asked for and is not there."""
     return CheckpointError(
-        "holds no multi-token-prediction block (tensors mtp.*), which drafting needs", file=folder
+        f"holds no multi-token-prediction block ({lacking}), which drafting needs", file=file
     )
 
 

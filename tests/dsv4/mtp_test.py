@@ -1,6 +1,7 @@
 """The MTP block against the equations, in prefill and in decode form."""
 
 import dataclasses
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,8 @@ import pytest
 from flax import nnx
 
 from dsv4.cache import cache_spec
+from dsv4.checkpoint import plan
+from dsv4.checkpoint.errors import CheckpointError
 from dsv4.model import Model, merge_model
 from dsv4.mtp import draft
 from dsv4.step import decode_step, prefill_step
@@ -95,3 +98,13 @@ def test_the_block_is_a_window_layer_with_experts_by_score():
 def test_a_model_without_mtp_layers_has_no_block():
     with pytest.raises(ValueError, match="num_nextn_predict_layers: got 0"):
         nnx.eval_shape(lambda: Model(golden.SMALL, jnp.float32, mtp=True))
+
+
+def test_drafting_with_a_config_of_no_block_is_refused_like_missing_tensors():
+    with pytest.raises(
+        CheckpointError, match=r"holds no multi-token-prediction block \(num_nex"
+    ) as e:
+        plan.model_of_folder(pathlib.Path("model"), golden.SMALL, jnp.float32, mtp=True)
+    assert "config.json" in str(e.value)
+    _, leaves = plan.model_of_folder(pathlib.Path("model"), golden.SMALL, jnp.float32, mtp=False)
+    assert leaves
