@@ -28,6 +28,7 @@ from serve.engine.generate_engine import GenerateEngine
 from serve.engine.loaded import LoadedModel
 from serve.engine.prefiller import LocalPrefiller
 from serve.engine.request import Engine
+from serve.engine.row_check import DependentRows
 from serve.engine.runner import Runner
 from serve.progress import Progress, Stage
 
@@ -132,7 +133,8 @@ def _warm_up(role: str, runner: Runner, progress: Progress) -> None:
     """Compiles and runs every program the role will use, so that no request waits for a compile.
 
     Raises:
-      ConfigError: kernels were named that do not take this engine's arrays.
+      ConfigError: kernels were named that do not take this engine's arrays, or rows of a decode
+        step depend on their order on this device.
     """
     steps = runner.warm_up_steps(
         prefill=role != "decode",
@@ -148,6 +150,12 @@ def _warm_up(role: str, runner: Runner, progress: Progress) -> None:
                 raise ConfigError(
                     "--kernels", runner.kernels, f"auto or reference, since {error}"
                 ) from None
+            except DependentRows as error:
+                raise ConfigError(
+                    "--decode-rows",
+                    runner.decode_rows,
+                    f"another number, such as 16, since {error}",
+                ) from error
             stage.advance(1, name)
 
 

@@ -15,6 +15,8 @@ import numpy as np
 from dsv4.cache import SCRATCH_PAGE, SCRATCH_SLOT
 from serve.engine.sampler import SamplingRows
 
+ROW_TILE = 8
+
 
 class NonFiniteLogits(ArithmeticError):
     """A step produced NaN or infinite logits; the token drawn from them must not be used."""
@@ -74,6 +76,15 @@ class PrefillChunk:
     slot: int
     sampling: RowSampling
     next_token: int | None = None
+
+
+def compiled_rows(decode_rows: int) -> int:
+    """Rows that a step which may use so many is compiled for, padding included.
+
+    A multiple of `ROW_TILE`: of other numbers XLA computes the last rows by other code on a CPU,
+    which rounds differently.
+    """
+    return -(-decode_rows // ROW_TILE) * ROW_TILE
 
 
 def decode_arrays(rows: Sequence[DecodeRow], *, size: int, width: int, page_tokens: int) -> tuple:

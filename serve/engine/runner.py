@@ -32,12 +32,14 @@ from serve.engine.components import (
     untyped,
     zeros,
 )
+from serve.engine.row_check import check_rows
 from serve.engine.rows import (
     GREEDY,
     DecodeRow,
     Drawn,
     NonFiniteLogits,
     PrefillChunk,
+    compiled_rows,
     decode_arrays,
     prefill_arrays,
 )
@@ -56,8 +58,8 @@ class Runner:
       num_pages: pages of each paged buffer, scratch included.
       num_slots: slots of each slot buffer, scratch included.
       chunk_tokens: tokens of a prefill step, a multiple of the page size.
-      decode_rows: rows of a decode step. Part of the numerics: a different number may round
-        differently.
+      decode_rows: rows of a decode step that may be used; it has `compiled_rows` of them. Part of
+        the numerics: a different number may round differently.
       buckets: page-table widths, ascending; see serve.engine.buckets.
       kernels: implementation of the kernels, None for the best one; see pallas_kernels.dispatch.
         Part of the numerics, like `decode_rows`.
@@ -92,6 +94,7 @@ class Runner:
         self.chunk_tokens = chunk_tokens
         self.chunk_pages = chunk_tokens // spec.page_tokens
         self.decode_rows = decode_rows
+        self.compiled_rows = compiled_rows(decode_rows)
         self.buckets = buckets
         self.kernels = kernels
         # On a CPU the host is as near to the bytes, and has a thread to spare for them.
@@ -145,7 +148,7 @@ class Runner:
           width: the bucket's page-table width.
         """
         arrays = decode_arrays(
-            rows, size=self.decode_rows, width=width, page_tokens=self.spec.page_tokens
+            rows, size=self.compiled_rows, width=width, page_tokens=self.spec.page_tokens
         )
         with trace("decode_step"):
             self._cache, *results = self._decode(self._cache, self._leaves, *arrays)
@@ -210,15 +213,18 @@ class Runner:
     def warm_up_steps(
         self, *, prefill: bool, decode: bool, export: bool, admit: bool
     ) -> list[tuple[str, Callable[[], object]]]:
-        """Named calls, one per compiled program; each compiles it and runs it on scratch."""
+        """Named calls, one per compiled program; each compiles it and runs it.
+
+        Those of decode raise DependentRows if rows depend on their order on this device. They are
+        the only ones that write anywhere but to scratch; they must run before any request.
+        """
         steps: list[tuple[str, Callable[[], object]]] = []
         for width in self.buckets:
             if prefill:
                 chunk = PrefillChunk(np.zeros(1, np.int32), 0, (), 0, GREEDY)
                 steps.append((f"prefill, {width} pages", _call(self.prefill, chunk, width)))
             if decode:
-                rows = [DecodeRow(0, 0, (), 0, GREEDY)]
-                steps.append((f"decode, {width} pages", _call(self.decode, rows, width)))
+                steps.append((f"decode, {width} pages", _call(self._check_rows, width)))
         if decode:  # for digests of pages, which any request may ask for
             steps.append(("read pages", _call(self.export_pages, [0])))
         if export:
@@ -236,7 +242,7 @@ class Runner:
         i32 = functools.partial(np.zeros, dtype=np.int32)
         chunk = PrefillChunk(i32(1), 0, (), 0, GREEDY)
         rows = decode_arrays(
-            [], size=self.decode_rows, width=width, page_tokens=self.spec.page_tokens
+            [], size=self.compiled_rows, width=width, page_tokens=self.spec.page_tokens
         )
         pages = typed(self._paged, zeros(self._paged, self.chunk_pages), self.chunk_pages)
         slot = typed(self._slotted, zeros(self._slotted, 1), 1)
@@ -266,6 +272,26 @@ class Runner:
         return [name for name, address in self._addresses.items() if now[name] != address]
 
     # --- helpers of the steps ------------------------------------------------------------------
+
+    def _check_rows(self, width: int) -> None:
+        check_rows(
+            self.decode,
+            self._last_layers,
+            rows=self.decode_rows,
+            requests=min(self.decode_rows, self.num_slots - 1, self.num_pages - 1),
+            vocab_size=self.config.vocab_size,
+            width=width,
+        )
+
+    def _last_layers(self, count: int) -> dict[str, np.ndarray]:
+        """Bytes [count, ...] of units 1 to `count` of the last main layer's and the MTP block's."""
+        first = self.config.num_hidden_layers - 1
+        names = [buffer.name for buffer in self.spec.buffers if buffer.layer >= first]
+        units = jax.device_get({name: self._cache[name][1 : count + 1] for name in names})
+        return {
+            name: np.ascontiguousarray(array).reshape(count, -1).view(np.uint8)
+            for name, array in units.items()
+        }
 
     def _buffer_addresses(self) -> dict[str, int]:
         return {name: a.unsafe_buffer_pointer() for name, a in self._cache.items()}

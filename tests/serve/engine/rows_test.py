@@ -17,6 +17,7 @@ from serve.engine.rows import (
     DecodeRow,
     PrefillChunk,
     SharedAddress,
+    compiled_rows,
     decode_arrays,
     prefill_arrays,
 )
@@ -129,3 +130,10 @@ def test_a_page_that_a_chunk_would_write_twice_is_refused():
 def test_rows_of_the_scratch_slot_may_be_alike():
     rows = [DecodeRow(0, 0, (), 0, GREEDY)] * 2
     decode_arrays(rows, size=4, width=WIDTH, page_tokens=PAGE_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("decode_rows", "compiled"), [(1, 8), (3, 8), (8, 8), (9, 16), (16, 16), (20, 24)]
+)
+def test_steps_are_compiled_for_whole_tiles_of_rows(decode_rows, compiled):
+    assert compiled_rows(decode_rows) == compiled
