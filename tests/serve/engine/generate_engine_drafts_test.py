@@ -20,15 +20,16 @@ from serve.engine.rows import GREEDY, DecodeRow, Drawn, PrefillChunk
 from serve.engine.runner import Runner
 from tests.dsv4 import drafting
 
-# One c4 layer and the MTP block: what costs time here is compiling four programs.
-CONFIG = dataclasses.replace(drafting.CONFIG, num_hidden_layers=1, compress_ratios=(4, 0))
+# A layer of each kind that compresses, and the MTP block: what costs time here is compiling four
+# programs.
+CONFIG = dataclasses.replace(drafting.CONFIG, num_hidden_layers=2, compress_ratios=(4, 128, 0))
 LENGTHS = (1, 2, 5, 60, 127, 128, 129, 200, 256, 300)
 
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model") / "predictable"
-    build_predictable_checkpoint(folder, config=CONFIG, layer_share=1.0)
+    build_predictable_checkpoint(folder, config=CONFIG, layer_share=0.6)
     return load_model(folder, compute_dtype="float32", mtp=True)
 
 
@@ -162,24 +163,24 @@ def test_all_right_and_all_wrong_drafts_give_the_tokens_of_the_plain_steps(plain
         assert decoded(drafting_runner, tokens[0], 120, draft_of, 151) == (tokens[:151], steps)
 
 
-def mtp_window(runner: Runner, prompt, cuts) -> np.ndarray:
-    """Rows of the block's ring after a prompt that was prefilled in pieces."""
+def mtp_window(runner: Runner, prompt, cuts) -> tuple[np.ndarray, int]:
+    """Rows of the block's ring after a prompt that was prefilled in pieces, and the next token."""
+    drawn = -1
     for begin, end in itertools.pairwise([0, *cuts, len(prompt)]):
         following = int(prompt[end]) if end < len(prompt) else None
-        runner.prefill(PrefillChunk(prompt[begin:end], begin, (9, 4, 7), 3, GREEDY, following), 8)
+        chunk = PrefillChunk(prompt[begin:end], begin, (9, 4, 7), 3, GREEDY, following)
+        drawn = runner.prefill(chunk, 8)
     rows = runner.export_slot(3).arrays["swa_kv"][-1, 0].view(np.float32)
-    return rows.reshape(runner.spec.buffers[-1].unit_shape)
+    return rows.reshape(runner.spec.buffers[-1].unit_shape), drawn
 
 
 def test_the_window_of_the_block_takes_in_the_token_after_each_position(drafting_runner):
     prompt = np.random.default_rng(4).integers(2, 256, 150).astype(np.int32)
-    window = mtp_window(drafting_runner, prompt, [128])
-    np.testing.assert_allclose(
-        mtp_window(drafting_runner, prompt, [30, 131, 140]), window, rtol=1e-4, atol=1e-4
-    )
-    chunk = PrefillChunk(prompt[128:], 128, (9, 4, 7), 3, GREEDY)
-    longer = np.append(prompt, drafting_runner.prefill(chunk, 8)).astype(np.int32)
-    after = mtp_window(drafting_runner, longer, [128])
+    window, drawn = mtp_window(drafting_runner, prompt, [128])
+    in_pieces, _ = mtp_window(drafting_runner, prompt, [30, 131, 140])
+    np.testing.assert_allclose(in_pieces, window, rtol=1e-4, atol=1e-4)
+    longer = np.append(prompt, drawn).astype(np.int32)
+    after, _ = mtp_window(drafting_runner, longer, [128])
     last = 149 % len(window)
     np.testing.assert_allclose(after[last], window[last], rtol=1e-4, atol=1e-4)
 
