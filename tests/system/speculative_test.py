@@ -15,9 +15,12 @@ pytestmark = [pytest.mark.system, pytest.mark.soak, pytest.mark.timeout(1800)]
 MTP = ("--speculative", "mtp")
 
 
-@pytest.fixture
-def predictable_fleet(tmp_path: Path, compile_cache: Path) -> Iterator[Fleet]:
-    folder = build_predictable_checkpoint(tmp_path / "predictable")
+@pytest.fixture(params=[{}])
+def predictable_fleet(
+    tmp_path: Path, compile_cache: Path, request: pytest.FixtureRequest
+) -> Iterator[Fleet]:
+    """Servers of a predictable checkpoint; the parameter says more about it."""
+    folder = build_predictable_checkpoint(tmp_path / "predictable", **request.param)
     servers = Fleet(
         tmp_path, "--model", str(folder), "--compile-cache", str(compile_cache),
         "--max-context", "2048",
@@ -47,3 +50,29 @@ def test_drafting_prefill_and_decode_give_the_tokens_of_a_plain_process(predicta
     assert info(control.target)["drafts_proposed"] == 0
     assert info(decode.target)["settings"]["speculative"] == "mtp"
     assert_at_baseline(prefill.target, decode.target, control.target)
+
+
+def counted(address: str) -> tuple[int, int]:
+    """Drafts proposed and accepted since the start."""
+    seen = info(address)
+    return seen["drafts_proposed"], seen["drafts_accepted"]
+
+
+# Layers that say more: there a draft depends more on what the block's window holds.
+@pytest.mark.parametrize("predictable_fleet", [{"layer_share": 0.6}], indirect=True)
+def test_a_window_that_travelled_gives_the_drafts_of_one_process(predictable_fleet):
+    """So few at once that every draft gets a row; then which are right depends on nothing else."""
+    _, decode = predictable_fleet.pair(MTP, MTP)
+    control = predictable_fleet.serve("local", *MTP)
+    prompts, _ = workload(3, 600)
+    prompts = prompts[:24]
+    sampling = [
+        Sampling(temperature=(0.0, 0.8)[i % 2], seed=i, max_tokens=6 + i % 40, ignore_eos=True)
+        for i in range(len(prompts))
+    ]
+    found = generate_all(decode.target, prompts, sampling, concurrency=8)
+    wanted = generate_all(control.target, prompts, sampling, concurrency=2)
+    assert tokens(found) == tokens(wanted)
+    proposed, accepted = counted(decode.target)
+    assert (proposed, accepted) == counted(control.target)
+    assert 0.1 * proposed < accepted < 0.9 * proposed
