@@ -13,7 +13,7 @@ from dsv4.text.dsml.tags import Control, Element, Lexeme, Shape, Tag, raw_text
 from dsv4.text.dsml.value_reader import ValueReader, Verdict
 
 # Between tags, what a doubled or torn tag leaves behind is no more than white space is.
-TAG_DEBRIS = ' \t\r\n<>/"'
+TAG_DEBRIS = " \t\r\n<>/"
 
 
 class Ending(enum.Enum):
@@ -33,12 +33,14 @@ class Outcome:
       invoke: what was read.
       rest: the lexemes at the end that are not of it.
       swallowed: how many of these were taken for a value.
+      in_text: text stands behind a value, which may have gone on: what follows may be quoted in it.
     """
 
     ending: Ending
     invoke: Invoke
     rest: list[Lexeme] = field(default_factory=list)
     swallowed: int = 0
+    in_text: bool = False
 
 
 class InvokeReader:
@@ -52,9 +54,10 @@ class InvokeReader:
         self._given: set[str] = set()
         self._gap: list[Lexeme] = []  # what may stand between tags, since the last one
         self._value: ValueReader | None = None  # of the parameter we are in
-        self._quoted_parameter = False  # a value has quoted the beginning of a parameter
         self._in_body = False
         self._body: list[Lexeme] = []
+        self._in_string = self._escaped = False  # where the body stands as JSON
+        self._line_blank = False  # nothing but white space stands in its last line
         self._last_solid = ""  # the last character of the body that is not white space
 
     def feed(self, lexeme: Lexeme) -> Outcome | None:
@@ -130,7 +133,8 @@ class InvokeReader:
             self._in_body, self._gap = True, []
             return self._feed_body(solid)
         self._flaw("text between the tags")
-        return Outcome(Ending.ABANDONED, self.invoke, [*self._gap, text])
+        in_text = bool(self.invoke.parameters)
+        return Outcome(Ending.ABANDONED, self.invoke, [*self._gap, text], in_text=in_text)
 
     def _feed_tag(self, tag: Tag) -> Outcome | None:
         gap, self._gap = self._gap, []
@@ -138,8 +142,8 @@ class InvokeReader:
             self._flaw(_tag_flaw(tag))
             if tag.begins(Element.PARAMETER):
                 self._begin_parameter(tag)
-            elif not self.invoke.parameters or self._quoted_parameter:
-                self._flaw("the end of a parameter without its beginning")
+            else:
+                self._flaw("the end of a parameter without its beginning: a value may go on to it")
             return None
         if tag.ends(Element.INVOKE):
             if not self.invoke.parameters and any(raw_text(each).strip() for each in gap):
@@ -160,12 +164,19 @@ class InvokeReader:
 
     def _feed_body(self, lexeme: Lexeme) -> Outcome | None:
         if isinstance(lexeme, Tag):
-            if lexeme.marked and lexeme.ends(Element.INVOKE) and not lexeme.bare:
+            ends = lexeme.marked and lexeme.ends(Element.INVOKE) and not lexeme.bare
+            if ends and (not self._in_string or self._line_blank):
                 return self._close_body(None)
             known = lexeme.marked and lexeme.element is not Element.UNKNOWN
             if (known or lexeme.ends(Element.INVOKE)) and self._last_solid == "}":
                 return self._close_body(lexeme)
         self._body.append(lexeme)
+        self._in_string, self._escaped = _json_state(
+            raw_text(lexeme), in_string=self._in_string, escaped=self._escaped
+        )
+        _, line_break, line = raw_text(lexeme).rpartition("\n")
+        blank = not line or line.isspace()
+        self._line_blank = blank and (self._line_blank or bool(line_break))
         self._last_solid = raw_text(lexeme).rstrip()[-1:] or self._last_solid
         return None
 
@@ -178,7 +189,6 @@ class InvokeReader:
         return self._close_value(value, value.feed(lexeme))
 
     def _close_value(self, value: ValueReader, verdict: Verdict) -> Outcome | None:
-        self._quoted_parameter = self._quoted_parameter or value.quoted_parameter
         if verdict is Verdict.OPEN:
             return None
         if verdict is Verdict.NONE:
@@ -214,6 +224,18 @@ class InvokeReader:
 
     def _flaw(self, flaw: str) -> None:
         self.invoke.flaw = self.invoke.flaw or flaw
+
+
+def _json_state(text: str, *, in_string: bool, escaped: bool) -> tuple[bool, bool]:
+    """Returns whether JSON stands in a string, and behind a backslash in it, after `text`."""
+    for character in text:
+        if escaped:
+            escaped = False
+        elif character == '"':
+            in_string = not in_string
+        else:
+            escaped = in_string and character == "\\"
+    return in_string, escaped
 
 
 def _tag_flaw(tag: Tag) -> str:

@@ -61,6 +61,7 @@ class DsmlParser:
         self._replays = 0
         self._in_section = False  # in the line where the last block left a section open
         self._tail = ""
+        self._astray = False  # a call broke off; what follows may stand within its value
         self._made = 0
         self._events: list[Event] = []
         self._shown: list[str] = []
@@ -420,6 +421,7 @@ class DsmlParser:
             self._read(block, outcome.invoke)
         elif outcome.ending is Ending.ABANDONED:
             self._give(block, Problem(Flaw.MALFORMED, name, outcome.invoke.flaw))
+            self._astray = self._astray or outcome.in_text
         else:
             self._give(block, Problem(Flaw.INCOMPLETE, name, "the response ended within it"))
         self._open(block)
@@ -454,6 +456,9 @@ class DsmlParser:
             self._say(result)
             return
         name, arguments = result
+        if self._astray:
+            self._say(Problem(Flaw.QUOTED, name, "behind a call that broke off within its values"))
+            return
         self._reasoning.saw(name)
         self._say(Call(self._made, make_call(self._request_id, self._made, name, arguments)))
         self._made += 1

@@ -15,6 +15,8 @@ from dsv4.text.dsml.calls import CallReader
 from dsv4.text.dsml.tags import Element, Lexeme, Shape, Tag, raw_text
 
 _MAX_RUN = 4
+# Characters between two tags of a quotation, and of these such as are not white space.
+_MAX_LEAD, _MAX_MARKS = 64, 4
 _LAST_LINE_BREAK = re.compile(r"\r?\n[ \t]*\Z")
 
 
@@ -34,7 +36,8 @@ class _Quotation:
     Attributes:
       sections, invokes: how many of them have begun and not ended.
       quoting: we are in a call that is quoted with its parameters.
-      in_call: we are in an invoke of a declared tool that began at the start of a line.
+      in_call: we are in an invoke that has a parameter further on, or that is of a declared tool
+        and began at the start of a line.
       doubt: why this may be no quotation; empty if nothing says so.
     """
 
@@ -81,7 +84,6 @@ class ValueReader:
         self, tag: Tag, tool: str | None, given: set[str], calls: CallReader, *, sectioned: bool
     ) -> None:
         self.tag = tag
-        self.quoted_parameter = False  # it has quoted the beginning of a parameter
         self._plain = not tag.marked  # then tags without marker may end it
         self._tool = tool
         self._given = given
@@ -93,6 +95,8 @@ class ValueReader:
         self._run_starts_line: list[bool] = []
         self._run_start = 0
         self._previous: Tag | None = None  # the last tag, if only white space stands behind it
+        self._begun: Tag | None = None  # the last tag, if an invoke that is quoted begins with it
+        self._lead = ""  # what stands behind that
         self._unopened = False  # it ends an invoke that the value has not begun
         self._quotation = _Quotation()
         self._before_run = _Quotation()  # what was quoted before the run
@@ -102,6 +106,9 @@ class ValueReader:
         if isinstance(lexeme, Tag):
             return self._feed_tag(lexeme)
         self._parts.append(lexeme)
+        if self._begun is not None:
+            self._lead += lexeme
+            self._begun = self._begun if _is_lead(self._lead) else None
         if not lexeme.isspace():
             if lexeme.lstrip().startswith("{") and self._is_over(body=True):
                 return Verdict.OVER
@@ -195,20 +202,22 @@ class ValueReader:
     def _quote(self, tag: Tag, *, in_call: bool) -> None:
         """Takes note of a tag that may be quoted; `in_call` says that it begins a call in a line.
 
-        A parameter right behind the beginning of an invoke begins the quotation of a whole call,
-        which ends with that invoke.
+        A parameter behind the beginning of an invoke, with no more between than what a line begins
+        with, begins the quotation of a whole call, which ends with that invoke.
         """
-        last, quotation = self._previous, self._quotation
+        begun, self._begun, self._lead = self._begun, None, ""
+        quotation = self._quotation
         if tag.begins(Element.SECTION):
             quotation.sections += 1
         elif tag.begins(Element.INVOKE) and tag.shape is Shape.BEGIN:
             quotation.invokes += 1
             quotation.in_call = quotation.in_call or in_call
+            self._begun = tag
         elif tag.begins(Element.PARAMETER):
-            whole = last is not None and last.begins(Element.INVOKE) and last.shape is Shape.BEGIN
-            if whole and last is not None and last.marked and tag.marked:
+            if begun is not None and begun.marked and tag.marked:
                 quotation.quoting = True
-            self.quoted_parameter = self.quoted_parameter or not quotation.quoting
+            elif not quotation.quoting:
+                quotation.in_call = quotation.in_call or quotation.invokes > 0
         elif tag.ends(Element.INVOKE):
             quotation.end_invoke()
         elif tag.ends(Element.SECTION):
@@ -229,7 +238,8 @@ class ValueReader:
         if not run or self._quotation.quoting or not all(starts_line[1:]):
             return False
         if at_end and is_own_end(run[0]):
-            return len(run) > 1 and run[1].ends(Element.INVOKE)
+            is_end = len(run) > 1 and run[1].ends(Element.INVOKE)
+            return is_end and all(tag.shape is Shape.END for tag in run)
         damaged = is_damaged_end(run[0])
         if damaged:
             end, run = run[0], run[1:]
@@ -290,6 +300,14 @@ class ValueReader:
             return False
         section, invoke = self._run
         return section.marked and section.begins(Element.SECTION) and self._is_call(invoke)
+
+
+def _is_lead(text: str) -> bool:
+    """Whether text may stand before each tag of a quotation: marks of a line, a break in JSON."""
+    if len(text) > _MAX_LEAD:
+        return False
+    marks = text.replace("\\n", "").strip()
+    return len(marks) <= _MAX_MARKS and not any(map(str.isalnum, marks))
 
 
 def is_own_end(tag: Tag) -> bool:
