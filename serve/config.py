@@ -131,7 +131,9 @@ class EngineSettings:
         0, "cache pages; 0 = max_requests of max_context each, within 1 GiB", minimum=0
     )
     max_requests: int = setting(64, "requests that hold cache at the same time", minimum=1)
-    decode_rows: int = setting(16, "rows of the one compiled decode step", minimum=1)
+    decode_rows: int = setting(
+        16, "rows of a decode step, one per request and draft; compiled in tiles of 8", minimum=1
+    )
     speculative: str = setting(
         "off",
         "mtp = draft tokens with the model's MTP block and verify them; changes no token",
